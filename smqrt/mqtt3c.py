@@ -34,14 +34,15 @@ def connect(
     certificate only causes a warning in the log. (spec: smq §9)
 
     Args:
-        addr: a host name, `host:port`, or a connected socket: `socket.socket`, `ssl.SSLSocket`, those of gevent, or a
-            `smqrt.transport.stream.Stream`. The client takes over a socket.
+        addr: a host name, `host:port`, a URL, a list of these, or a connected socket: `socket.socket`, `ssl.SSLSocket`,
+            those of gevent, or a `smqrt.transport.stream.Stream`. The client takes over a socket.
         onpub: `f(topic, payload)`; the payload is bytes.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark`
             (True, or a `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive`
             (seconds, 600; at least 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or
             `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `timeout`
-            (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`. Unknown options are logged and ignored.
+            (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`; `proxy`, `proxyport`, `socks`, `proxyuser`,
+            `proxypass`. Unknown options are logged and ignored.
 
     Returns:
         The client and None, or None and an error: a socket error ("cannotconnect", "timeout", ...), a trust status
@@ -67,11 +68,12 @@ def create(
             time a connection is needed.
         onstatus: `f(type, code, status)`, called after each connection attempt and at the end of each connection. After
             a successful attempt, a true value keeps the connection. Otherwise False stops the client, True reconnects
-            after 5 seconds, and a number after that many seconds. (help: mqtt-python)
+            after a random delay, and a number after that many seconds. (help: mqtt-python)
         onpub: `f(topic, payload)`; the payload is bytes. By default, messages are only logged. May be omitted: a dict
             in its place is `op`.
         op: a dict of options, also as keywords: those of `connect`, with another range of `keepalive` (seconds, 60; 0
-            disables it), and `queuesize`, `queuebytes`, `queuefull`, `maxpacketsize`, `inflight` (help: mqtt-python).
+            disables it), and `reconnectdelay`, `reconnectmax`, `queuesize`, `queuebytes`, `queuefull`,
+            `maxpacketsize`, `inflight` (help: mqtt-python).
             The certificate is always verified, unless `nocheck` is set.
 
     Returns:

@@ -49,19 +49,22 @@ def create(
     in `onstatus`. (spec: smq §8)
 
     Args:
-        addr: a host name, `host:port`, a connected socket (see `smqrt.mqtt3c.connect`), or a function `f(mqtt, op)`
-            that returns a connected socket, or `(None, error)`, each time a connection is needed.
+        addr: a host name, `host:port`, a URL (mqtt, mqtts, ws, wss), a list of these, a connected socket (see
+            `smqrt.mqtt3c.connect`), or a function `f(mqtt, op)` that returns a connected socket, or `(None, error)`,
+            each time a connection is needed.
         onstatus: `f(type, code, status)`, called after each connection attempt and at the end of each connection. After
             a successful attempt, a true value keeps the connection. Otherwise False stops the client, True reconnects
-            after 5 seconds, and a number after that many seconds. (help: mqtt-python)
+            after a random delay, and a number after that many seconds. (help: mqtt-python)
         onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default,
             messages are only logged. May be omitted: a dict in its place is `op`, and the next argument `prop`.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark` (True, or a
             `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `alpn`; `timeout`
             (milliseconds, 5000); `intf` (local address); `ipv6`; `id` or `clientidentifier` (random); `keepalive`
             (seconds, 60; 0 disables it); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
-            "message", "qos", "retain", "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`,
-            `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). Unknown options are logged and ignored.
+            "message", "qos", "retain", "properties"}`); `recbta` (True); `proxy`, `proxyport`, `socks`,
+            `proxyuser`, `proxypass`; `reconnectdelay`, `reconnectmax` (seconds, 1 and 60); `queuesize`,
+            `queuebytes`, `queuefull`, `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). Unknown options
+            are logged and ignored.
         prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without
             `sessionexpiryinterval`, each connection starts a new session.
 

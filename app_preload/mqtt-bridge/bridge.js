@@ -24,10 +24,16 @@ function element(name, text, kind = "") {
     return Object.assign(document.createElement(name), {textContent: text, className: kind});
 }
 
+function stateText({connected, broker, reason}) {
+    if (reason === "here") return "MQTT clients connect to this server";
+    return connected ? "connected to " + broker : reason === "connecting" ? "connecting …" : "not connected";
+}
+
 function showBroker(state) {
-    showState(state.connected ? "connected to " + state.broker : state.reason === "connecting" ? "connecting …" : "not connected", state.connected ? "up" : "down");
+    showState(stateText(state), state.connected ? "up" : "down");
     showTrouble(state);
-    byId("rules").replaceChildren(...state.rules.map(rule => {
+    byId("rulebook").hidden = state.reason === "here"; // MQTT and SMQ clients share the topics of the hub
+    byId("rules").replaceChildren(...Object.values(state.rules).map(rule => { // Lua encodes an empty list as {}
         const item = element("li", "");
         item.append(element("code", rule.mqtt + "#"), ` ${rule.way === "in" ? "→" : rule.way === "out" ? "←" : "↔"} `,
             element("code", rule.smq + "#"), element("span", " " + rule.data, "soft"));

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from gevent.event import Event
+
 from smqrt.auth.service import IdentityService
 from smqrt.broker.broker import Broker
 from smqrt.broker.sessions import Record
@@ -55,6 +57,7 @@ class HubRegistry:
         is_waiting: whether the old process still has the files of the hubs open.
         predecessors: the ids and epochs of the old process in clusters; this process opens no links to it.
         has_left: whether the old process, if there is one, has left its clusters.
+        old_process_ended: set unless there is an old process that has not ended.
         names: the topic names of hubs of the old process, by key; a new hub needs them before it creates topics.
     """
 
@@ -62,6 +65,8 @@ class HubRegistry:
         self.is_waiting = False
         self.predecessors: frozenset[tuple[bytes, int]] = frozenset()
         self.has_left = True
+        self.old_process_ended = Event()
+        self.old_process_ended.set()
         self._when_left: list[Callable[[], object]] = []
         self._hubs: WeakValueDictionary[str, RegisteredBroker] = WeakValueDictionary()
         self.names: dict[str, Record] = {}
@@ -129,6 +134,7 @@ class HubRegistry:
         """
         self.names, self.predecessors = names, frozenset(nodes)
         self.is_waiting, self.has_left = True, False
+        self.old_process_ended.clear()
 
     def when_left(self, call: Callable[[], object]) -> None:
         """Register a function to call when the old process has left its clusters."""

@@ -16,6 +16,8 @@ from smqrt.errors import ArgumentError, StreamError
 from smqrt.transport.stream import Stream
 from smqrt.wire.url import basic_authorization
 
+HTTP_PORT, SOCKS_PORT = 8080, 1080
+"""Default ports of proxies."""
 _MAX_HEAD_BYTES = 16384
 _MAX_CREDENTIAL_BYTES = 255  # RFC 1929
 _NO_HOST = re.compile(r"[\0-\x20\x7f/\\@]")  # a line break would start another header field

@@ -43,7 +43,21 @@ def split_url(text: str) -> UrlParts:
     parts = urlsplit(text)
     user = None if parts.username is None else unquote(parts.username)
     password = None if parts.password is None else unquote(parts.password)
-    return UrlParts(parts.scheme.lower(), parts.hostname or "", parts.port, parts.path, parts.query, user, password)
+    try:
+        port = parts.port
+    except ValueError:  # its text has the port, which is a part of a password with a slash
+        raise ValueError("its port must be a number from 0 to 65535") from None
+    return UrlParts(parts.scheme.lower(), parts.hostname or "", port, parts.path, parts.query, user, password)
+
+
+def without_password(text: str) -> str:
+    """Return a URL or address for messages, with `***` in place of the password. It need not be valid."""
+    head, separator, rest = text.rpartition("@")
+    if not separator:
+        return text
+    start = head.find("://") + 3 if "://" in head else 0
+    user, colon, _ = head[start:].partition(":")
+    return f"{head[:start]}{user}{colon and ':***'}@{rest}"
 
 
 @dataclass(frozen=True, slots=True)

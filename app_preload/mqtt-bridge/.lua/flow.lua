@@ -2,8 +2,14 @@
 
 local MAX_STORED <const>, MAX_NEWS <const>, PREVIEW_BYTES <const> = 40, 20, 160
 
-local flow = {counts = {["in"] = 0, out = 0, dropped = 0}, latest = {}}
+local flow = {counts = {["in"] = 0, out = 0, dropped = 0, queued = 0}, latest = {}}
 local fresh, changed = {}, false
+
+-- Set the number of messages that wait for the broker.
+function flow.set_queued(count)
+   changed = changed or count ~= flow.counts.queued
+   flow.counts.queued = count
+end
 
 local function preview(data)
    if not utf8.len(data) then return #data .. " bytes" end

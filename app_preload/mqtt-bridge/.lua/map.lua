@@ -5,7 +5,7 @@ local MAX_SMQ_BYTES <const> = 65520
 local function begins(text, prefix) return text:sub(1, #prefix) == prefix end
 
 local function fits(rule, data)
-   return rule.data ~= "json" or ba.json.decode(data) ~= nil
+   return rule.data ~= "json" or data == "" or ba.json.decode(data) ~= nil -- an empty message deletes a retained one
 end
 
 -- map(rules, "in" | "out", topic, data) -> topic on the other side | nil when no rule applies | false, reason why it is not forwarded

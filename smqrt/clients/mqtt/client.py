@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 import gevent
 
+from smqrt.clients.mqtt.addresses import connector
 from smqrt.clients.mqtt.connect import (
-    DEFAULT_DELAY_S,
     WILL,
     MqttCloseReason,
     MqttOptions,
     OnStatus,
     Will,
     check_qos,
-    connector,
-    delay_of,
     disconnected,
     refused,
     to_bytes,
@@ -32,6 +30,7 @@ from smqrt.clients.mqtt.connection import (
     SendQueue,
     SubscribeRequest,
 )
+from smqrt.clients.mqtt.reconnection import Reconnection
 from smqrt.clients.reconnect import ReconnectingClient
 from smqrt.errors import ArgumentError, ClosedError, StreamError
 from smqrt.loop.greenlets import Callbacks
@@ -93,6 +92,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         encode_properties(properties, PacketType.CONNECT)  # raises ArgumentError here, not in the greenlet
         endpoint.connect_packet(True, options.keepalive, properties)
         self._connect, self._endpoint, self._options, self._properties = connect, endpoint, options, properties
+        self._reconnection = Reconnection(options, connect)
         self.onstatus = onstatus
         self.last_reason = 0
         self._subscriptions = MqttSubscriptions(options.resubscribe)
@@ -261,15 +261,17 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         log.info("%s", reason)
         if self._closing.is_set():  # one more attempt if the last one was accepted; onstatus no longer decides
             return SHORT_DELAY_S if self._was_accepted else None
-        default_s = DEFAULT_DELAY_S if reason.can_reconnect else None
+        default_s = self._reconnection.delay_after(reason)
         onstatus = self.onstatus
         if onstatus is None:
+            if default_s is None:
+                log.error("MQTT client %s has ended: %s", self._options.clientidentifier, reason)
             return default_s
         # A tuple, because None is a decision of onstatus, and also the result of a callback that failed.
         decision = self._decision(lambda: (onstatus(reason.type, reason.code, reason.status),))
         if decision is None:
             return default_s  # onstatus raised an exception, which is in the log
-        return None if reason.code == "sysshutdown" else delay_of(decision[0], default_s)
+        return None if reason.code == "sysshutdown" else self._reconnection.decided(decision[0], default_s)
 
     # ---- events of the endpoint: see `smqrt.wire.mqtt.client.ClientEvents`
 
@@ -287,6 +289,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             connection.end(refused(code, self._options.version, status))
             return
         connection.keep_alive()
+        self._reconnection.accepted()
         self._has_session = self._was_accepted = True
         has_identifiers = properties.get("subscriptionidentifieravailable", 1) != 0
         self._subscriptions.routes.uses_identifiers = has_identifiers and self._options.version == 5
@@ -344,10 +347,12 @@ class MqttClient(ReconnectingMqttClient):
     connection starts a session, and later ones resume it. QoS 1 and 2 messages in flight are sent again.
 
     Args:
-        address: a name, `host:port`, `mqtt(s)://user:password@host:port`, a connected `Stream`, or a function that
-            returns one for each connection (or raises `StreamError`).
-        onstatus: see `OnStatus`; by default, connections are kept, and the client reconnects after 5 seconds unless
-            another attempt can't succeed.
+        address: a name, `host:port`, `mqtt(s)://user:password@host:port`, `ws(s)://host:port/path`, a list of these
+            that are tried in turn, a connected `Stream`, or a function that returns one for each connection (or raises
+            `StreamError`).
+        onstatus: see `OnStatus`; by default, connections are kept, and the client reconnects after a random delay of up
+            to 1 second, which grows to 60 seconds (`reconnectdelay`, `reconnectmax`), unless another attempt can't
+            succeed.
         onpub: see `OnPub`; receives the messages of subscriptions without a callback.
         properties: of CONNECT, names in lower case: `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
             `sessionexpiryinterval`, ...; others are sent as user properties.
@@ -364,7 +369,7 @@ class MqttClient(ReconnectingMqttClient):
 
     def __init__(
         self,
-        address: str | Stream | Callable[[], Stream],
+        address: str | Sequence[str] | Stream | Callable[[], Stream],
         onstatus: OnStatus | None = None,
         onpub: OnPub | None = None,
         properties: Props | None = None,

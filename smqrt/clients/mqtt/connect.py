@@ -11,8 +11,6 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from time import monotonic
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -34,12 +32,12 @@ from smqrt.settings.option_types import (
     whole,
 )
 from smqrt.transport import tls_contexts
+from smqrt.transport.outgoing_proxy import Proxy
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls import Buffer, TlsTransport
-from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, Trust
+from smqrt.transport.tls_contexts import CertStore, ClientTls, Trust
 from smqrt.wire.mqtt.fields import PacketType, Props, Reason, check_topic, encode_properties, reason_words
 from smqrt.wire.mqtt.packets import MAX_PACKET_BYTES, WillMessage
-from smqrt.wire.url import split_url
 
 # ---- Options (spec: smq §8)
 
@@ -110,7 +108,7 @@ _PASSWORD = optional(instance("a string or bytes", str, bytes))
 _MAX_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)  # with a password
 class MqttOptions:
     """Options of a client. Times are seconds."""
 
@@ -135,6 +133,19 @@ class MqttOptions:
         shown="`5`",
     )
     source: str | None = option(None, _TEXT, "local address of the connection")
+    proxy: Proxy | None = option(
+        None,
+        optional(instance("a Proxy", Proxy)),
+        "a `smqrt.transport.outgoing_proxy.Proxy(host, port, socks, user, password)` to connect through",
+    )
+    reconnectdelay: float = option(
+        1.0,
+        number(0, _MAX_S, "seconds", above=True),
+        "longest delay before the first reconnect, in seconds; it doubles with every failure",
+    )
+    reconnectmax: float = option(
+        60.0, number(0, _MAX_S, "seconds", above=True), "longest delay before a reconnect, in seconds"
+    )
     ipv6: bool = option(False, switch(), "use IPv6 only")
     clientidentifier: str = option(
         lambda: f"smqrt-{secrets.token_hex(8)}", text(), "the same for all connections of the client", shown="random"
@@ -225,7 +236,6 @@ log = logging.getLogger("smqrt.mqtt")
 
 # ---- Close reasons and `onstatus` decisions (spec: smq §8)
 
-DEFAULT_DELAY_S = 5.0
 MAX_DELAY_S = 86_400.0
 _EMPTY: Mapping[str, object] = MappingProxyType({})
 # Results of `run` for protocol errors (spec: smq §9).
@@ -243,6 +253,11 @@ RETRY_REASONS = {
     Reason.MESSAGE_RATE_TOO_HIGH,
     Reason.QUOTA_EXCEEDED,
     Reason.CONNECTION_RATE_EXCEEDED,
+    Reason.UNSPECIFIED_ERROR,
+    Reason.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.SESSION_TAKEN_OVER,
+    Reason.ADMINISTRATIVE_ACTION,
+    Reason.MAXIMUM_CONNECT_TIME,
 }
 """Reason codes of CONNACK and DISCONNECT after which another attempt may succeed."""
 
@@ -250,9 +265,9 @@ OnStatus = Callable[[str, str, Mapping[str, object]], object]
 """`f(type, code, status)`, called when a connection was accepted, was refused, or ended; see `MqttCloseReason`.
 
 For `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})` a true value keeps the connection.
-Otherwise None or False stops the client, True reconnects after 5 seconds, and a number after that many seconds. After
-an exception or another value, which is logged, the client continues as without `onstatus`. NotImplemented has the same
-effect without a log line."""
+Otherwise None or False stops the client, True reconnects after the delay of the client (`reconnectdelay`), and a number
+after that many seconds. After an exception or another value, which is logged, the client continues as without
+`onstatus`. NotImplemented has the same effect without a log line."""
 
 
 @dataclass(frozen=True)
@@ -330,12 +345,18 @@ def run_word(end: MqttCloseReason | None) -> str:
     return end.code
 
 
-def delay_of(returned: object, default_s: float | None) -> float | None:
-    """Return the seconds until the next attempt for a return value of `onstatus`, None for no attempt."""
+def delay_of(returned: object, default_s: float | None, next_s: float) -> float | None:
+    """Return the seconds until the next attempt for a return value of `onstatus`, None for no attempt.
+
+    Args:
+        returned: the return value.
+        default_s: the seconds without `onstatus`, None for no attempt.
+        next_s: the seconds for True.
+    """
     if returned is None or returned is False:
         return None
     if returned is True:
-        return DEFAULT_DELAY_S
+        return next_s
     if returned is NotImplemented:
         return default_s
     if isinstance(returned, int | float) and 0 <= returned <= MAX_DELAY_S:
@@ -353,7 +374,7 @@ def delay_of(returned: object, default_s: float | None) -> float | None:
 # connection. A TLS socket has the state of OpenSSL, so the client uses it itself, in non-blocking mode.
 
 _SOCKET_KINDS = "a connected socket.socket, ssl.SSLSocket, gevent socket or Stream"
-ADDRESS_KINDS = f"a host name, or {_SOCKET_KINDS}"
+ADDRESS_KINDS = f"a host name or URL, a list of them, or {_SOCKET_KINDS}"
 
 
 def is_socket(value: object) -> bool:
@@ -444,185 +465,3 @@ def judge(stream: Stream, store: CertStore, host: str = "") -> Trust:
         return store.judge(chain, host)
     is_named = context.check_hostname or bool(host and chain and tls_contexts.matches(chain[0], host))
     return Trust.TRUSTED if is_named else Trust.CERT
-
-
-PORT, TLS_PORT = 1883, 8883
-_SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}
-
-
-@dataclass(frozen=True)
-class MqttAddress:
-    """Address of a broker. Missing parts are None.
-
-    Attributes:
-        host: name or IP address.
-    """
-
-    host: str
-    port: int | None = None
-    secure: bool | None = None
-    username: str | None = None
-    password: str | None = None
-
-    def __str__(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
-
-
-def parse_address(text: str) -> MqttAddress:
-    """Parse `mqtt://user:password@host:port`, `mqtts://host`, `host:port` or `host`.
-
-    Raises:
-        ArgumentError: an invalid address.
-    """
-    if text.count(":") > 1 and "://" not in text and not text.startswith("["):
-        return MqttAddress(text)  # an IPv6 address without brackets
-    scheme, _, _ = text.rpartition("://")
-    try:
-        parts = split_url(text if scheme else f"//{text}")
-    except ValueError as error:
-        raise ArgumentError(f"address {text!r} is not valid: {error}") from None
-    if not parts.host or parts.path.strip("/") or parts.query or (scheme and parts.scheme not in _SCHEMES):
-        raise ArgumentError(f"address {text!r} must be a host name, host:port, or mqtt(s)://host:port")
-    return MqttAddress(parts.host, parts.port, _SCHEMES.get(parts.scheme), parts.user, parts.password)
-
-
-def connector(address: object, options: MqttOptions) -> Callable[[], Stream]:
-    """Return the function that opens the connections of one client.
-
-    Args:
-        address: see `MqttClient`. Its user name and password are copied to the options, if those have none.
-
-    Raises:
-        ArgumentError: an invalid address.
-    """
-    if isinstance(address, Stream):
-        return _OneStream(address)
-    if callable(address):
-        return address
-    if not isinstance(address, str):
-        raise ArgumentError(f"address must be a str, a Stream or a function, not {type(address).__name__}")
-    parsed = parse_address(address)
-    if options.username is None:
-        options.username, options.password = parsed.username, parsed.password or options.password
-    return MqttConnector(parsed, options)
-
-
-class _OneStream:
-    """Connect function that returns a connection of the application once; it then fails."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream: Stream | None = stream
-
-    def __call__(self) -> Stream:
-        stream, self._stream = self._stream, None
-        if stream is None:
-            raise StreamError("socketclosed", "the connection of the application was already used")
-        return stream
-
-
-class MqttConnector:
-    """Opens the TCP and TLS connections of one client.
-
-    Args:
-        address: address of the broker.
-        options: port, time limit and TLS.
-
-    Raises:
-        ArgumentError: a file can't be read or is invalid.
-
-    Attributes:
-        host: name or IP address of the broker.
-        tls: the TLS client; None without TLS.
-    """
-
-    def __init__(self, address: MqttAddress, options: MqttOptions) -> None:
-        self._options, self.host = options, address.host
-        secure = options.secure or address.secure or bool(options.cafile or options.certfile)
-        self.tls = options.secure if isinstance(options.secure, ClientTls) else _client_tls(options) if secure else None
-        self.port = options.port or address.port or (TLS_PORT if self.tls else PORT)
-
-    def __call__(self) -> Stream:
-        """Return a new connection.
-
-        Raises:
-            StreamError: no connection; the word is the trust status when the certificate is not trusted.
-        """
-        stream = self.open()
-        if self.tls is not None and not self._options.nocheck:
-            check_trust(stream, self.tls.store, self.host)
-        return stream
-
-    def open(self) -> Stream:
-        """Return a new connection without verifying its certificate. Raises as `__call__`."""
-        options, host = self._options, self.host
-        end_s = monotonic() + options.timeout
-        stream = Stream.connect(host, self.port, options.timeout, options.source, options.ipv6)
-        if self.tls is not None:
-            stream.starttls(self.tls.context(options.alpn), host, timeout_s=max(end_s - monotonic(), 0.1))
-        return stream
-
-
-def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
-    """Open the connection of `mqtt3c.connect`, or use a connection of the application.
-
-    With credentials, the certificate must be trusted; without them, an untrusted certificate is only logged (spec: smq
-    §9).
-
-    Args:
-        address: a name, see `parse_address`, or a connected socket, see `stream_of`. Credentials in the name are copied
-            to the options, if those have none.
-
-    Raises:
-        ArgumentError: an invalid address, or a file of the options can't be read.
-        StreamError: no connection; the word is the trust status when the certificate is not trusted.
-    """
-    host = ""
-    if isinstance(address, str):
-        made = connector(address, options)
-        assert isinstance(made, MqttConnector)
-        host, tls, stream = made.host, made.tls, made.open()
-    else:
-        stream = stream_of(address)
-        tls = options.secure if isinstance(options.secure, ClientTls) else _client_tls(options)
-    if not options.nocheck:
-        store = tls.store if tls is not None else CertStore.system()
-        check_trust(stream, store, host, has_secrets=options.username is not None or options.password is not None)
-    return stream
-
-
-def check_trust(stream: Stream, store: CertStore, host: str = "", has_secrets: bool = True) -> None:
-    """Verify the certificate of a TLS connection.
-
-    Args:
-        store: the authorities to trust.
-        host: the required name in the certificate; by default the server name of the TLS handshake.
-        has_secrets: whether credentials will be sent; otherwise an untrusted certificate is only logged.
-
-    Raises:
-        StreamError: the certificate is not trusted; the stream is closed. The word is the trust status.
-    """
-    trust = judge(stream, store, host)
-    if trust is Trust.TRUSTED:
-        return
-    sentence = f"the certificate of {host or 'the MQTT broker'} is not trusted"
-    if has_secrets:
-        stream.close()
-        raise StreamError(trust.value, sentence)
-    log.warning("%s (%s); connected anyway, because no credentials are sent", sentence, trust.value)
-
-
-def _client_tls(options: MqttOptions) -> ClientTls:
-    tls = ClientTls()
-    if options.cafile:
-        tls.store = CertStore()
-        tls.store.add(_file(options.cafile))
-    if options.certfile:
-        tls.add_identity(Identity(_file(options.certfile), _file(options.keyfile or options.certfile)))
-    return tls
-
-
-def _file(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ArgumentError(f"can't read {path}: {error.strerror}") from None

@@ -16,21 +16,21 @@ from typing import Any, Self, TypeVar
 import gevent
 from gevent.event import Event
 
+from smqrt.clients.mqtt.addresses import open_unless_untrusted, parse_addresses
 from smqrt.clients.mqtt.client import MqttClient
 from smqrt.clients.mqtt.connect import (
     ADDRESS_KINDS,
     MqttOptions,
     connect_error,
     is_socket,
-    open_unless_untrusted,
-    parse_address,
     run_word,
     stream_of,
 )
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
-from smqrt.settings.option_types import function, instance, make, number, optional, text
+from smqrt.settings.option_types import function, instance, make, number, optional, switch, text, whole
+from smqrt.transport.outgoing_proxy import HTTP_PORT, SOCKS_PORT, Proxy
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls
 from smqrt.wire.mqtt.fields import Props
@@ -188,10 +188,12 @@ _STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 # Options by their treatment in `client_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
 _QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
-_SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
+_SESSION = ("clientidentifier", "cleanstart", "keepalive", "reconnectdelay", "reconnectmax")
+_SAME = ("port", "nocheck", "ipv6", "username", "password", *_SESSION, *_QUEUE)
 _FILES = ("cafile", "certfile", "keyfile")
 _CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
-OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED)
+PROXY_OPTIONS = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
+OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED, *PROXY_OPTIONS)
 """The names of all options of `create` and `connect`."""
 _PUBLISH_OPTIONS = ("qos", "retain")
 _SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhandling")
@@ -244,7 +246,28 @@ def client_options(given: Options, version: int) -> dict[str, Any]:
         chosen["will"] = client_will(given["will"])
     if "alpn" in given:
         chosen["alpn"] = [given["alpn"]] if isinstance(given["alpn"], str) else given["alpn"]
+    if "proxy" in given:
+        chosen["proxy"] = proxy_of(given)
     return chosen
+
+
+def proxy_of(given: Options) -> Proxy:
+    """Return the proxy of the options `proxy`, `proxyport`, `socks`, `proxyuser` and `proxypass`.
+
+    Raises:
+        ArgumentError: an invalid value.
+    """
+    host = given["proxy"]
+    if isinstance(host, Proxy):
+        return host
+    is_socks = switch().check("socks", given.get("socks", False))
+    return Proxy(
+        text().check("proxy", host),
+        whole(1, 0xFFFF).check("proxyport", given.get("proxyport", SOCKS_PORT if is_socks else HTTP_PORT)),
+        is_socks,
+        optional(text()).check("proxyuser", given.get("proxyuser")),
+        optional(text()).check("proxypass", given.get("proxypass")),
+    )
 
 
 def client_will(will: object) -> object:
@@ -507,10 +530,10 @@ def create(
     """
     status = function().check("onstatus", onstatus)
     handler = optional(function()).check("onpub", onpub) or _log_message
-    address: str | Stream | Callable[[], Stream]
+    address: str | list[str] | Stream | Callable[[], Stream]
     try:
-        if isinstance(addr, str):
-            parse_address(addr)
+        if isinstance(addr, str | list):
+            parse_addresses(addr)
             address = addr
         elif is_socket(addr):
             address = mqtt.sock = stream_of(addr)
@@ -562,13 +585,13 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
         given: options, see `merged`.
     """
     handler = function().check("onpub", onpub)
-    if not isinstance(addr, str) and not is_socket(addr):
+    if not isinstance(addr, str | list) and not is_socket(addr):
         raise ArgumentError(f"addr must be {ADDRESS_KINDS}, not {addr!r:.80}")
     chosen = client_options({"keepalive": DEFAULT_KEEPALIVE_S, **given}, Mqtt3.version)
     settings = make(MqttOptions, chosen)
-    if isinstance(addr, str):
+    if isinstance(addr, str | list):
         try:
-            parse_address(addr)
+            parse_addresses(addr)
         except ArgumentError:
             return None, "cannotresolve"
     try:

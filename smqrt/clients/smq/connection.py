@@ -40,7 +40,7 @@ from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import smq
 from smqrt.wire.smq import MIN_UID_BYTES
-from smqrt.wire.url import Url, parse_url
+from smqrt.wire.url import Url, parse_url, without_password
 
 # ---- Options of clients and subscriptions
 
@@ -191,7 +191,7 @@ def broker_url(text: str) -> Url:
     try:
         return parse_url(text)
     except ValueError as error:
-        raise ArgumentError(f"url {text!r} is not valid: {error}") from None
+        raise ArgumentError(f"url {without_password(text)!r} is not valid: {error}") from None
 
 
 class SmqConnector:

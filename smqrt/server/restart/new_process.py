@@ -237,6 +237,7 @@ class TakeOver:
                         broker.server.publish(tid, ptid, frame)
         except ChannelError:
             hub_registry.left()
+            hub_registry.old_process_ended.set()
             return True
         finally:
             self._close_relays()

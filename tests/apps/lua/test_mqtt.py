@@ -401,7 +401,9 @@ def test_wrong_arguments_raise(lua: Lua, call: str) -> None:
     assert line.startswith("test.lua:1:")
 
 
-NO_ADDRESS = "bad argument #1 to 'connect' (addr: a host name or a connected socket expected, got"
+NO_ADDRESS = (
+    "bad argument #1 to 'connect' (addr: a host name or URL, a list of them, or a connected socket expected, got"
+)
 WRONG_CONNECTS = {
     "connect(nil, put)": f"{NO_ADDRESS} no value)",
     "connect({}, put)": f"{NO_ADDRESS} table)",

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from smqrt.clients.mqtt import connect
 from tests.apps.lua.mqtt_languages import (
     HOST,
     ONCE,
@@ -271,10 +270,7 @@ STATUS: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("what", STATUS)
-def test_onstatus(run: Callable[[Case], ScriptedBroker], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    assert connect.DEFAULT_DELAY_S == 5
-    if what == "true after an end":
-        monkeypatch.setattr(connect, "DEFAULT_DELAY_S", 0.01)
+def test_onstatus(run: Callable[[Case], ScriptedBroker], what: str) -> None:
     broker = run(STATUS[what])
     assert len(broker.of_kind(CONNECT)) == STATUS[what].told.count(ACCEPTED) or what not in SEVERAL
 

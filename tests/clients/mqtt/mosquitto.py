@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,15 @@ class Mosquitto:
         config = folder / f"mosquitto-{self.port}.conf"
         config.write_text(f"{common}listener {self.port} 127.0.0.1\n{settings}")
         self.process = subprocess.Popen(["mosquitto", "-c", config], stderr=subprocess.DEVNULL)
-        self._wait_until_it_listens()
+        self.wait_until_it_listens(self.port)
 
-    def _wait_until_it_listens(self) -> None:
+    def wait_until_it_listens(self, port: int) -> None:
+        """Waits for a listener of its settings."""
         deadline = time.monotonic() + START_S
         while True:
             assert self.process.poll() is None, "mosquitto ended: is its configuration right?"
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                socket.create_connection(("127.0.0.1", port), 1).close()
                 return
             except OSError:
                 assert time.monotonic() < deadline, "mosquitto does not listen"
@@ -57,6 +58,14 @@ def tls_listener(authority: Authority, name: str = "server", host: str = "127.0.
     """The lines of a mosquitto configuration that make a listener speak TLS."""
     cert, key = authority.pair(name, host, **arguments)
     return f"cafile {authority.path}\ncertfile {cert}\nkeyfile {key}\n"
+
+
+def start_with_websockets(start: Callable[..., Mosquitto], more: str = "") -> tuple[int, Mosquitto]:
+    """A broker that also accepts WebSockets, and the port of these; `more` are lines of their listener."""
+    port = free_port()
+    broker = start(f"listener {port}\nprotocol websockets\n{more}")
+    broker.wait_until_it_listens(port)
+    return port, broker
 
 
 @pytest.fixture

@@ -79,3 +79,10 @@ def test_a_function_that_can_not(make_client: Make) -> None:
         "cannotconnect",
         "the connection of the application: no connection: not today",
     )
+
+
+@pytest.mark.parametrize("url", ["mqtt://anna:secret@h", "http://anna:secret@h:99999", "http://anna:sec/secret@h"])
+def test_errors_do_not_contain_the_password(url: str) -> None:
+    with pytest.raises(ArgumentError, match="anna") as caught:
+        SmqClient(url)
+    assert "sec" not in str(caught.value)

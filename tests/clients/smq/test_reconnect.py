@@ -61,7 +61,7 @@ def test_delays_grow_with_failures_and_reset_after_success(make_client):
     ends = Queue()
     drop = ScriptedBroker(lambda c: None, lambda c: None, lambda c: c.accept(), lambda c: None)
     with drop:
-        client = make_client(drop.url, reconnect_delay=0.08, onclose=lambda *_: ends.put(client._backoff._ceiling_s))
+        client = make_client(drop.url, reconnect_delay=0.08, onclose=lambda *_: ends.put(client._backoff.ceiling_s))
         ceilings = [ends.get(timeout=5) for _ in range(4)]
     assert ceilings == [0.08, 0.16, 0.08, 0.16]
 

@@ -36,10 +36,8 @@ from smqrt.http.client.client import (
 )
 from smqrt.http.client.exchange import ClientRequest, encode, url_of
 from smqrt.http.headers import joined_fields, spelled_fields
-from smqrt.transport.outgoing_proxy import Proxy
+from smqrt.transport.outgoing_proxy import HTTP_PORT, SOCKS_PORT, Proxy
 from smqrt.transport.tls_contexts import ClientTls, Trust
-
-_PROXY_PORT, _SOCKS_PORT = 8080, 1080  # defaults of the Barracuda App Server
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -231,7 +229,7 @@ def proxy_of(given: LuaOptions) -> Proxy | None:
     if "proxy" not in given:
         return None
     socks = given.get("socks", False)
-    port = given.get("proxyport", _SOCKS_PORT if socks else _PROXY_PORT)
+    port = given.get("proxyport", SOCKS_PORT if socks else HTTP_PORT)
     return Proxy(from_utf8(given["proxy"]), port, socks, _text(given.get("proxyuser")), _text(given.get("proxypass")))
 
 

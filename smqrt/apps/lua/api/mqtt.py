@@ -20,11 +20,13 @@ from gevent.event import AsyncResult
 
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import Function, LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods, utf8
+from smqrt.apps.lua.socket_handles import StreamHandle
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.clients.mqtt import sparkplug
-from smqrt.clients.mqtt.connect import MqttOptions, connect_error, parse_address
-from smqrt.clients.mqtt.documented import TIMEOUT_MS, Inbox, InboxCall, start
+from smqrt.clients.mqtt.addresses import open_unless_untrusted, parse_addresses
+from smqrt.clients.mqtt.connect import MqttOptions, connect_error
+from smqrt.clients.mqtt.documented import PROXY_OPTIONS, TIMEOUT_MS, Inbox, InboxCall, proxy_of, start
 from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.loop.scheduling import Turn
@@ -143,18 +145,18 @@ class MqttBinding:
 
     # ---- clients that connect and reconnect automatically
 
-    def create(self, address: bytes | None, socket: int | None, options: bytes) -> int:
+    def create(self, addresses: bytes | None, socket: int | None, options: bytes) -> int:
         """Create a client that connects in the background, and return its number.
 
         Args:
-            address: of the broker; None to use `socket`.
+            addresses: a packed list of addresses of the broker; None to use `socket`.
             socket: number of a connected socket; None if the application's function makes the connections.
             options: a packed table; see `_options`.
         """
         number = self._next()
         target: Any = partial(self._open, number)
-        if address is not None:
-            target = _checked_target(address.decode("utf-8", "replace"))
+        if addresses is not None:
+            target = _checked_target(_texts(addresses))
         elif socket is not None:
             target = self._stream(socket)
         call_status = self._call(number, "status")
@@ -188,6 +190,11 @@ class MqttBinding:
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
         if "timeout" in chosen:
             chosen["timeout"] = TIMEOUT_MS.check("timeout", bridge.as_number(chosen["timeout"])) / 1000
+        proxy = {name: chosen.pop(name) for name in PROXY_OPTIONS if name in chosen}
+        if "proxy" in proxy:
+            if "proxyport" in proxy:
+                proxy["proxyport"] = bridge.as_number(proxy["proxyport"])
+            chosen["proxy"] = proxy_of(proxy)
         if "tls" in chosen:
             chosen["secure"] = self._services.tls[chosen.pop("tls")]
         chosen["alpn"] = [word.decode("ascii", "replace") for word in chosen.pop("alpn", {}).values()]
@@ -233,21 +240,35 @@ class MqttBinding:
 
     # ---- connections that the application runs
 
-    def connect(self, socket: int, options: bytes) -> LuaResult:
+    def connect(self, socket: int | None, addresses: bytes | None, options: bytes) -> LuaResult:
         """Create a client on a connected socket; blocks until Connack. Its calls wait for `take`.
 
+        Args:
+            socket: number of the socket; None to connect to `addresses`.
+            addresses: a packed list of addresses.
+            options: a packed table; see `_options`.
+
         Returns:
-            The number of the client; nil, the error and a text; or nil, a reason code and true.
+            The numbers of the client and of its socket; nil, the error and a text; or nil, a reason code and true.
         """
+        chosen = self._options_of_connect(options)
+        if socket is None:
+            try:
+                settings = make(MqttOptions, chosen)
+                stream = open_unless_untrusted(_checked(_texts(addresses or b"")), settings)
+            except StreamError as error:
+                return fail(error.word, "sock")
+            # The addresses may contain credentials, which were copied to the settings.
+            chosen |= {"username": settings.username, "password": settings.password}
+            socket = self._services.sockets.add(StreamHandle(stream))
         number, inbox = self._next(), LuaInbox()
-        client, is_accepted = start(
-            self._stream(socket), self._call(number, "pub"), inbox, self._options_of_connect(options)
-        )
+        client, is_accepted = start(self._stream(socket), self._call(number, "pub"), inbox, chosen)
         if not is_accepted:
-            error, kind = connect_error(client.end)
-            return fail(error, str(kind)) if isinstance(error, str) else (None, error, True)
+            self._services.sockets.close(socket)
+            word, kind = connect_error(client.end)
+            return fail(word, str(kind)) if isinstance(word, str) else (None, word, True)
         self._clients[number], self._inboxes[number] = client, inbox
-        return number
+        return number, socket
 
     def check(self, options: bytes) -> None:
         """Raise ArgumentError for options that `connect` would reject; called before the socket is connected."""
@@ -411,17 +432,33 @@ _BLOCKING = "connect"
 _PARKING = "opened take"
 
 
-def _checked_target(address: str) -> str | Callable[[], Stream]:
-    """Return a valid address; for an invalid one, a function that fails like a connection to an unknown host."""
+def _texts(packed: bytes) -> list[str]:
+    """Return a packed list of strings."""
+    return [value.decode("utf-8", "replace") for value in bridge.load(packed).values()]
+
+
+def _checked(addresses: list[str]) -> list[str]:
+    """Return valid addresses.
+
+    Raises:
+        StreamError: "cannotresolve", as for an unknown host.
+    """
     try:
-        parse_address(address)
+        parse_addresses(addresses)
     except ArgumentError as error:
-        detail = str(error)
-    else:
-        return address
+        raise StreamError("cannotresolve", str(error)) from None
+    return addresses
+
+
+def _checked_target(addresses: list[str]) -> list[str] | Callable[[], Stream]:
+    """Return valid addresses; for invalid ones, a function that fails like a connection to an unknown host."""
+    try:
+        return _checked(addresses)
+    except StreamError as error:
+        failure = error
 
     def fail_to_connect() -> Stream:
-        raise StreamError("cannotresolve", detail)
+        raise failure
 
     return fail_to_connect
 

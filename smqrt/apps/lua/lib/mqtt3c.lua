@@ -1,7 +1,7 @@
 -- require "mqtt3c": the MQTT 3.1.1 client (spec: smq §9).
 local core = ...
 
-local arg, dispatch, format, max, mqtt, select, setmetatable = core.arg, core.mqtt.dispatch, string.format, math.max, core.mqtt, select, setmetatable
+local arg, dispatch, find, format, max, mqtt, select, setmetatable = core.arg, core.mqtt.dispatch, string.find, string.format, math.max, core.mqtt, select, setmetatable
 local py = mqtt.py
 
 local KEEPALIVE_S <const>, SHORTEST_KEEPALIVE_S <const> = 600, 60
@@ -22,6 +22,12 @@ local function check_trust(sock, host, op, has_credentials)
   tracep(false, 0, format("%sthe certificate of %s is not trusted (%s); connected anyway, because no credentials are sent",
     core.where(), host or "the MQTT broker", status))
   return true
+end
+
+-- Whether Python opens the connection: to a URL or a list, or through a proxy.
+local function is_for_python(addr, op)
+  local kind = core.type(addr)
+  return kind == "table" or kind == "string" and (op.proxy or find(addr, "://", 1, true))
 end
 
 -- The connected socket, or nil and an error.
@@ -55,21 +61,30 @@ local function options_of_connect(op)
   return options
 end
 
--- syntax: connect(addr | socket, onpub(topic, data) [, op]) -> mqtt | nil, error, kind
+-- syntax: connect(addr | addrs | socket, onpub(topic, data) [, op]) -> mqtt | nil, error, kind
 -- Blocks, or waits in a cosocket. kind: "sock", "mqtt", or true when the error is a CONNACK code.
 function module.connect(addr, onpub, op)
-  if core.type(addr) ~= "string" and core.getmetatable(addr) ~= core.socket.class then
-    core.bad_argument(1, "connect", "addr: a host name or a connected socket", addr)
+  local is_socket = core.getmetatable(addr) == core.socket.class
+  if not is_socket and core.type(addr) ~= "string" and (core.type(addr) ~= "table" or #addr == 0) then
+    core.bad_argument(1, "connect", "addr: a host name or URL, a list of them, or a connected socket", addr)
   end
   arg["function"](onpub, 2, "connect")
   op = options_of_connect(arg.optional(arg.table, op, {}, 3, "connect"))
   local has_credentials = (op.uname or op.username or op.passwd or op.password) ~= nil
-  local sock, word = connected(addr, op, has_credentials)
-  if not sock then return nil, word, "sock" end
-  local number, fault, etype = py.connect(sock.handle, mqtt.options(op, nil, 4, "connect"))
-  if number then return setmetatable({number = number, sock = sock, onpub = onpub, is_text = true, runs = true}, class) end
-  sock:close()
-  return nil, fault, etype
+  local addresses, sock, word
+  if not is_socket and is_for_python(addr, op) then
+    addresses = mqtt.addresses(addr)
+  else
+    sock, word = connected(addr, op, has_credentials)
+    if not sock then return nil, word, "sock" end
+  end
+  local number, handle, etype = py.connect(sock and sock.handle, addresses, mqtt.options(op, nil, 4, "connect"))
+  if number then
+    sock = sock or core.socket.new(handle)
+    return setmetatable({number = number, sock = sock, onpub = onpub, is_text = true, runs = true}, class)
+  end
+  if sock then sock:close() end
+  return nil, handle, etype
 end
 
 local function deliver(self, kind, ...)

@@ -174,7 +174,7 @@ local function tls_of(op, fname)
 end
 
 local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
-  "inflight", "topicalias"}
+  "inflight", "topicalias", "cleanstart", "reconnectdelay", "reconnectmax", "proxy", "proxyport", "socks", "proxyuser", "proxypass"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
 local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
@@ -211,21 +211,33 @@ function mqtt.options(op, props, version, fname)
   return dump(options)
 end
 
---- Makes a client, which connects in the background. addr: a host name, a connected socket, or a function that returns a socket.
+--- Returns the encoded list of an address or of a list of addresses; nil for other values.
+function mqtt.addresses(addr)
+  if core.type(addr) == "string" then return dump{addr} end
+  if core.type(addr) ~= "table" then return nil end
+  local list = {}
+  for i, one in ipairs(addr) do
+    list[i] = core.type(one) == "string" and one or ""
+  end
+  return dump(list)
+end
+
+--- Makes a client, which connects in the background. addr: a host name or URL, a list of them, a connected socket, or a function that
+-- returns a socket.
 -- Other values cause an error that onstatus receives (spec: bas-api §17).
 function mqtt.create(self, addr, op, props, version)
   warn_of_unknown(op, version, "create")
-  local address, socket
+  local addresses, socket
   if rawtype(addr) == "function" then
     self.connectfunc = addr
   elseif getmetatable(addr) == core.socket.class then
     socket, self.sock = addr.handle, addr
     if not socket then self.connectfunc = function() return nil, "socketclosed" end end
   else
-    address = core.type(addr) == "string" and addr or ""
+    addresses = mqtt.addresses(addr) or dump{""}
   end
   self.opt = op
-  self.number = py.create(address, socket, mqtt.options(op, props, version, "create"))
+  self.number = py.create(addresses, socket, mqtt.options(op, props, version, "create"))
   clients[self.number] = self
   return setmetatable(self, class)
 end
