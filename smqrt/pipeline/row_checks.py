@@ -261,7 +261,9 @@ _STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 """Spark accepts more than standard JSON by default."""
 _SENTINEL = secrets.token_hex(8)
 """Appended to a payload for its check. It is random, so that clients can't put it into payloads."""
-_JOURNAL_COLUMNS = frozenset(column.name for column in COLUMNS)
+_HIDDEN_COLUMNS = frozenset({"qos", "retain", "properties"})
+"""Columns of the journal that JSON fields with these names replace: sources with such fields are older than they."""
+_JOURNAL_COLUMNS = frozenset(column.name for column in COLUMNS) - _HIDDEN_COLUMNS
 
 
 def json_observation(source: str) -> str:
@@ -314,7 +316,9 @@ def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFr
     )
     fields = [F.col(f"{_JSON}.{quoted(field)}").alias(options["prefix"] + field) for field in names]
     columns = [column(name) for name in frame.columns if name != TYPED]
-    good = marked.where(F.col(_STATE) < _BAD).select(*columns, *fields)
+    replaced = _HIDDEN_COLUMNS.intersection(options["prefix"] + name for name in names)
+    kept = [column(name) for name in frame.columns if name != TYPED and name not in replaced]
+    good = marked.where(F.col(_STATE) < _BAD).select(*kept, *fields)
     reason = F.when(F.col(_STATE) == _BAD, "the payload is not a JSON object").otherwise(FAR_TIME)
     bad = _marked(frame, options["json"]).where(F.col(_STATE) >= _BAD)
     return good, bad.select(*columns, reason.alias(REASON))

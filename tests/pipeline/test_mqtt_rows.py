@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from smqrt.journal import arrow, compact, segment
 from smqrt.journal.record import Row
+from smqrt.pipeline import row_checks
 from smqrt.pipeline.history import read_journal
 from tests.pipeline.applications import Application
 from tests.pipeline.recorded import message
@@ -78,3 +79,14 @@ def test_a_table_has_each_row_once(spark: Any, journal: Path, tmp_path: Path) ->
     mqtt = table.filter(polars.col("qos").is_not_null())
     assert mqtt.select("seq", "qos", "retain").rows() == [values[:3] for values in WANTED]
     assert mqtt["properties"].unique().to_list() == ['{"unit":"C"}']
+
+
+def test_json_fields_replace_the_columns_of_these_names(spark: Any) -> None:
+    """Sources that read such fields are older than the columns."""
+    rows = [('{"qos": "high", "temp": 1}', 1, True, None)]
+    frame = spark.createDataFrame(rows, "payload string, qos int, retain boolean, properties string")
+    for prefix, wanted in (("", {"qos": "high", "retain": True}), ("m_", {"qos": 1, "retain": True, "m_qos": "high"})):
+        options = {"json": "qos string, temp int", "prefix": prefix}
+        source: Any = SimpleNamespace(name="rows", where="p.py:1", options=options)
+        (row,) = row_checks.parse_json(frame, source)[0].collect()
+        assert {name: row[name] for name in wanted} == wanted

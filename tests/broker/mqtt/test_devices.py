@@ -435,7 +435,7 @@ def test_a_will_that_is_not_needed_is_not_kept_for_its_delay() -> None:
 
 
 def test_batches_that_wait_for_delivery_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smqrt.broker.mqtt.devices.MAX_UNSENT_BYTES", 5_000)
+    monkeypatch.setattr("smqrt.broker.mqtt.delivery.MAX_UNSENT_BYTES", 5_000)
     hub = MqttHub()
     _, receiver = hub.client("device", "t")
     for at in range(100):
