@@ -97,8 +97,8 @@ def test_the_attributes_of_mqtt_are_those_of_the_messages_after_them() -> None:
         assert [row[-3:] for row in found] == mqtt
         [later] = rows(of, frame * 20 + stamp(3))
         assert {row[-3:] for row in later} == {(None, None, None)}, "the next batch begins without any"
-        [again] = rows(of, first + frame + b"".join(ends))
-        assert [row[-3:] for row in again] == [(0, False, "{}")]
+        [again] = rows(of, first + frame + NO_ATTRIBUTES + frame * 5 + stamp(4))
+        assert [row[-3:] for row in again] == [(0, False, "{}"), *[(None, None, None)] * 5]
 
 
 def test_rows_of_other_clients_need_no_more_space() -> None:

@@ -312,7 +312,7 @@ def test_every_cut_of_a_segment(memory: Path) -> None:
     ends = [entry.end for entry in segment.parse_index(index)]
     for size in range(len(data) + 1):
         path.write_bytes(data[:size])
-        path.with_suffix(".idx").write_bytes(index)
+        path.with_suffix(".idx").write_bytes(index if size % 2 else b"")  # without an index it is rebuilt
         whole = sum(end <= size for end in ends)
         assert recovery.recover(path.parent).next_seq == min(12, 5 * whole)
         assert path.stat().st_size == (ends[whole - 1] if whole else path.stat().st_size)

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from smqrt.broker.mqtt.messages import MqttBatch, mqtt_batch
 from smqrt.journal import arrow, recorder, settings
+from smqrt.journal.arrow import PLAIN, WITH_MQTT
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.smq import data_path
@@ -65,15 +67,23 @@ def recording(request: Any, disk: Disk, tmp_path: Path, monkeypatch: pytest.Monk
         topic_table=SimpleNamespace(get=lambda number: topics[-1] if topics else None),
         subtopic_table=SimpleNamespace(by_id={}),
         record=lambda ended: None,
+        clock=lambda: 0.0,
     )
     clock, topics = CountedClock(), [topic]
     asked = settings.parse({"path": str(tmp_path)}, tmp_path)
-    made = recorder.HubRecorder(broker, asked, lambda: len(disk.rows) + 1, disk.write, clock.read, lambda: None)
+    layout = WITH_MQTT if "mqtt_recording" in request.fixturenames else PLAIN
+    made = recorder.HubRecorder(broker, asked, lambda: len(disk.rows) + 1, disk.write, clock.read, lambda: None, layout)
     given = SimpleNamespace(recorder=made, clock=clock, server=broker.server, topics=topics, is_closed=False)
     yield given
     made.full = False
     if not given.is_closed:
         made.close()
+
+
+@pytest.fixture
+def mqtt_recording(recording: Any) -> Any:
+    """The recorder of a hub that accepts MQTT clients."""
+    return recording
 
 
 def run(first: int, count: int) -> bytes:
@@ -105,6 +115,50 @@ def test_long_and_short_runs_keep_their_order_and_times(recording: Any, disk: Di
     assert [row.ts_us for row in disk.rows] == [NOW_US] * 503 + [NOW_US + 7] * 500
     assert [row.flags for row in disk.rows if row.flags] == [Flag.UNROUTED]
     assert {row.uid for row in disk.rows} == {"client"}
+
+
+def large(payload: bytes) -> MqttBatch:
+    batch = mqtt_batch(smq.publish_frame(5, 2, 0, b""), 1)
+    batch.large = payload
+    return batch
+
+
+def test_a_large_message_of_an_mqtt_client_is_between_the_others_of_its_turn(mqtt_recording: Any, disk: Disk) -> None:
+    of = mqtt_recording.recorder
+    record = of.record_of(mqtt_recording.server)  # which publishes wills
+    record(run(0, 2))
+    mqtt_recording.clock.us += 3
+    record(large(b"2"))
+    record(large(b"3"))
+    assert of.waiting() == 4
+    mqtt_recording.clock.us += 4
+    record(mqtt_batch(run(4, 1), 2, True))
+    of.record_unrouted(large(b"5"))
+    record(run(6, 1))
+    of._end_turn()
+    of.flush()
+    assert numbers(disk) == list(range(7))
+    assert [row.ts_us - NOW_US for row in disk.rows] == [3, 3, 3, 3, 7, 7, 7]
+    assert [row.qos for row in disk.rows] == [None, None, 1, 1, 2, 1, None]
+    assert [row.flags for row in disk.rows] == [0, 0, 0, 0, 0, Flag.UNROUTED, 0]
+
+
+def test_large_messages_wait_for_a_full_disk(mqtt_recording: Any, disk: Disk) -> None:
+    of, disk.room_rows = mqtt_recording.recorder, 0
+    record = of.record_of(mqtt_recording.server)
+    record(run(0, 1))
+    of.flush()
+    assert of.full
+    record(large(b"1"))
+    record(run(2, 1))
+    record(large(b"3"))
+    of._end_turn()
+    of.flush()
+    assert (numbers(disk), of.waiting()) == ([], 3)
+    disk.room_rows = 100
+    disk.rows += arrow.decode(disk.stuck.pop())  # the writer writes it first
+    of.resume()
+    assert numbers(disk) == list(range(4))
 
 
 def test_a_run_is_stamped_when_it_fills_a_batch(recording: Any, disk: Disk) -> None:
