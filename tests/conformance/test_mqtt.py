@@ -55,6 +55,7 @@ class Player:
             error = self.play(step)
             where = f"{self.case['name']}, MQTT {self.version}, {step}"
             sent = self.endpoint.take(self.now_s)
+            self.endpoint.written()
             assert sent.hex(" ") == data_of(step.get("expect", ""), self.version).hex(" "), where
             assert error == step.get("code"), where
             assert self.told == step.get("told", []), where

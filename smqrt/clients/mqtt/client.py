@@ -22,16 +22,9 @@ from smqrt.clients.mqtt.connect import (
     refused,
     to_bytes,
 )
-from smqrt.clients.mqtt.connection import (
-    HEADER_BYTES,
-    LINGER_S,
-    Delivery,
-    MqttConnection,
-    MqttSubscriptions,
-    OnSuback,
-    SendQueue,
-    SubscribeRequest,
-)
+from smqrt.clients.mqtt.connection import HEADER_BYTES, LINGER_S, MqttConnection, SendQueue
+from smqrt.clients.mqtt.delivery import Delivery
+from smqrt.clients.mqtt.subscriptions import MqttSubscriptions, OnSuback, SubscribeRequest
 from smqrt.clients.reconnect import ReconnectingClient
 from smqrt.errors import ArgumentError, ClosedError, StreamError
 from smqrt.loop.greenlets import Callbacks
@@ -107,6 +100,11 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
     def connected(self) -> bool:
         """Whether the connection is open and accepted by the broker."""
         return self._endpoint.is_open
+
+    @property
+    def timeout_s(self) -> float:
+        """The option `timeout`, in seconds."""
+        return self._options.timeout
 
     # ---- closing
 
@@ -393,12 +391,16 @@ class MqttClient(ReconnectingMqttClient):
         qos: int = 0,
         retain: bool = False,
         properties: Props | None = None,
+        *,
+        wait: bool | float = False,
     ) -> Delivery:
         """Send a message, or queue it until there is a connection.
 
         Args:
             payload: str is sent as UTF-8.
             properties: see `MqttClient`; `contenttype`, `responsetopic`, `correlationdata`, ...
+            wait: wait until the message is delivered, see `Delivery.wait`: at most this many seconds, with True the
+                option `timeout`.
 
         Returns:
             The delivery; it fails at once ("toolarge") when the message is larger than `maxpacketsize`.
@@ -407,7 +409,14 @@ class MqttClient(ReconnectingMqttClient):
             ArgumentError: an invalid argument.
             ClosedError: the client was closed, or has ended.
             QueueFullError: no room in the queue; see the options `queuesize`, `queuebytes` and `queuefull`.
+            NoAnswer, DroppedError: with `wait`, see `Delivery.wait`.
         """
+        item = self._publish(topic, payload, qos, retain, properties)
+        if wait is not False:
+            item.wait(self._options.timeout if wait is True else wait)
+        return item
+
+    def _publish(self, topic: str, payload: bytes | str, qos: int, retain: bool, properties: Props | None) -> Delivery:
         body = pack_properties(properties, PacketType.PUBLISH) if properties and self._options.version == 5 else b""
         item = Delivery(check_topic(topic).encode(), to_bytes(payload), check_qos(qos), bool(retain), body)
         self._check_open("publish")

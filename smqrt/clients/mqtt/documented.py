@@ -27,6 +27,7 @@ from smqrt.clients.mqtt.connect import (
     run_word,
     stream_of,
 )
+from smqrt.clients.mqtt.delivery import Delivery
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
@@ -193,7 +194,7 @@ _FILES = ("cafile", "certfile", "keyfile")
 _CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
 OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED)
 """The names of all options of `create` and `connect`."""
-_PUBLISH_OPTIONS = ("qos", "retain")
+_PUBLISH_OPTIONS = ("qos", "retain", "wait", "delivery")
 _SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhandling")
 
 
@@ -247,6 +248,17 @@ def client_options(given: Options, version: int) -> dict[str, Any]:
     return chosen
 
 
+def wait_of(value: object) -> bool | float:
+    """Return the option `wait` of `publish`: seconds, True for the option `timeout`, False not to wait.
+
+    Raises:
+        ArgumentError: neither true, false nor a number of milliseconds.
+    """
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    return TIMEOUT_MS.check("wait", value) / 1000
+
+
 def client_will(will: object) -> object:
     """Return a will with the names of `MqttClient`; `message` is the older name of `payload`."""
     if not isinstance(will, Mapping) or "message" not in will:
@@ -281,23 +293,30 @@ class Mqtt:
 
     def publish(
         self, topic: str, msg: object, op: Options | None = None, prop: Props | None = None, **options: object
-    ) -> bool:
+    ) -> bool | tuple[bool, Delivery | None]:
         """Publish a message; without a connection it is queued.
 
         Args:
             topic: without wildcards.
             msg: bytes, a bytearray, a str (sent as UTF-8), or a number (sent as text).
-            op: `qos` 0, 1 or 2, and `retain`; also as keywords.
+            op: `qos` 0, 1 or 2; `retain`; `wait`: wait until the message is delivered, at most this many milliseconds,
+                with True the option `timeout`; `delivery`: return the delivery too. Also as keywords.
             prop: MQTT 5: properties of the message, such as `{"contenttype": "text/plain"}`.
 
         Returns:
-            Whether the client is connected; False also when the client has ended and the message was not sent.
+            Whether the client is connected; False also when the client has ended and the message was not sent. With
+            `wait`, True: the message is delivered. With `delivery`, that value and the
+            `smqrt.clients.mqtt.delivery.Delivery`, or None when the client has ended.
 
         Raises:
             ArgumentError: an invalid argument, or a message larger than `maxpacketsize`.
             QueueFullError: no room in the queue (`queuesize`, `queuebytes`).
+            NoAnswer: with `wait`, the time is over.
+            ClosedError: with `wait`, the client has ended.
+            DroppedError: with `wait`, the message was dropped, or the broker refused it.
         """
         chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
+        wait_s, is_delivery_wanted = wait_of(chosen.get("wait")), bool(chosen.get("delivery"))
         is_number = isinstance(msg, int | float) and not isinstance(msg, bool)
         try:
             item = self._client.publish(
@@ -308,10 +327,14 @@ class Mqtt:
                 prop,
             )
         except ClosedError:
-            return False
+            if wait_s:
+                raise
+            return (False, None) if is_delivery_wanted else False
         if item.error == "toolarge":
             raise ArgumentError(f"msg must fit into maxpacketsize; this one has {item.size_bytes} bytes with its topic")
-        return self._client.connected
+        is_delivered = bool(wait_s) and item.wait(self._client.timeout_s if wait_s is True else wait_s)
+        is_connected = is_delivered or self._client.connected
+        return (is_connected, item) if is_delivery_wanted else is_connected
 
     def subscribe(
         self,

@@ -71,7 +71,7 @@ class OutgoingMessage:
         self.is_dup = self.is_released = False
 
     def finish(self, error: str | int | None = None) -> None:
-        """Handle the end: the message was sent (QoS 0), was acknowledged (QoS 1 and 2), or failed with `error`."""
+        """Handle the end: the message was written (QoS 0), was acknowledged (QoS 1 and 2), or failed with `error`."""
 
 
 class MqttSession:
@@ -213,6 +213,8 @@ class MqttEndpoint:
         self._events, self.session, self._version = events, session, version
         self.state = ConnectionState.CLOSED
         self._sent_0 = 0  # the number of QoS 0 messages sent
+        self._unwritten: list[OutgoingMessage] = []  # QoS 0 messages in the order of sending, see `written`
+        self._taken_0 = 0  # how many of them `take` has returned
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
             PacketType.PUBLISH: self._on_publish,
             PacketType.PUBACK: self._on_puback,
@@ -227,6 +229,8 @@ class MqttEndpoint:
         self._splitter = PacketSplitter(limit_bytes)
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._unwritten.clear()
+        self._taken_0 = 0
         self._fed_s = self._heard_s = self._wrote_s = 0.0
         self._window = self._receive_maximum = 0xFFFF
         self._unreleased_before = 0
@@ -278,9 +282,24 @@ class MqttEndpoint:
         data = b"".join(self._out)
         self._out.clear()
         self._out_bytes, self._wrote_s = 0, now_s
+        self._taken_0 = len(self._unwritten)
         if self.state is ConnectionState.CLOSING:
             self.state = ConnectionState.CLOSED
         return data
+
+    def written(self) -> None:
+        """Complete the QoS 0 messages that `take` has returned: the operating system has their bytes."""
+        if self._taken_0:
+            messages = self._unwritten[: self._taken_0]
+            del self._unwritten[: self._taken_0]
+            self._taken_0 = 0
+            for message in messages:
+                message.finish()
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether QoS 0 messages wait for `written`."""
+        return bool(self._unwritten)
 
     @property
     def has_output(self) -> bool:
@@ -317,10 +336,13 @@ class MqttEndpoint:
         self.state = ConnectionState.CLOSED
 
     def abort(self) -> None:
-        """Handle a lost connection: drop the waiting packets."""
+        """Handle a lost connection: drop the waiting packets. Unwritten QoS 0 messages fail with "lost"."""
         self._out.clear()
         self._out_bytes = 0
         self.state = ConnectionState.CLOSED
+        lost, self._unwritten, self._taken_0 = self._unwritten, [], 0
+        for message in lost:
+            message.finish("lost")
 
     def _closed_by_peer(self, packet: DisconnectPacket) -> None:
         self.state = ConnectionState.CLOSED
@@ -377,7 +399,7 @@ class MqttEndpoint:
             if message.packet_identifier:  # it had another QoS on an earlier connection
                 self.session.settle(message)
             else:
-                message.finish()
+                self._unwritten.append(message)
 
     def _aliased(self, message: OutgoingMessage) -> tuple[bytes, bytes]:
         """Return topic and properties; a topic that was sent with an alias before is empty."""

@@ -390,16 +390,22 @@ def accepted(connack: dict[str, Any] | None = None, connect: ConnectPacket = CON
     return server, events
 
 
-def test_a_message_without_qos_ends_when_it_is_sent() -> None:
+def test_a_message_without_qos_ends_when_it_is_written() -> None:
     client, _ = client_of()
     open_client(client)
-    item = Recorded(b"x", 0, True, b"\x01\1")
+    item, later = Recorded(b"x", 0, True, b"\x01\1"), Recorded(b"y", 0)
     client.send(item)
-    assert item.ends == [None]
+    client.written()
+    assert item.ends == []
     assert client.unconfirmed == 1
     client.forget_unconfirmed()
     assert client.unconfirmed == 0
     [packet] = sent(client)
+    client.send(later)
+    client.written()
+    assert (item.ends, later.ends, client.has_unwritten) == ([None], [], True)
+    client.abort()
+    assert (item.ends, later.ends, client.has_unwritten) == ([None], ["lost"], False)
     assert (packet.retain, packet.properties) == (True, {"payloadformatindicator": 1})
 
 
@@ -410,6 +416,8 @@ def test_a_packet_of_exactly_the_limit_is_sent() -> None:
         open_client(client, {"maximumpacketsize": limit})
         item = Recorded(b"x" * 50)
         client.send(item)
+        client.take(0.0)
+        client.written()
         assert item.ends == ends
 
 

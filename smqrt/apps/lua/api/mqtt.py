@@ -26,10 +26,10 @@ from smqrt.clients.mqtt import sparkplug
 from smqrt.clients.mqtt.connect import MqttOptions, connect_error, parse_address
 from smqrt.clients.mqtt.documented import TIMEOUT_MS, Inbox, InboxCall, start
 from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
-from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
+from smqrt.errors import ArgumentError, ClosedError, DroppedError, NoAnswer, QueueFullError, StreamError
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import in_thread
-from smqrt.mqtt import MqttClient
+from smqrt.mqtt import Delivery, MqttClient
 from smqrt.settings.option_types import make, options_of
 from smqrt.transport.stream import Stream
 from smqrt.wire.mqtt.fields import NUMBERS, TEXTS
@@ -128,6 +128,7 @@ class MqttBinding:
         self._next = itertools.count(1).__next__
         self._clients: dict[int, MqttClient] = {}
         self._inboxes: dict[int, LuaInbox] = {}
+        self._deliveries: dict[int, Delivery] = {}  # those that have a Lua object
         self._openings: dict[int, AsyncResult[Stream]] = {}
         self._event_ref = 0
 
@@ -278,6 +279,13 @@ class MqttBinding:
         self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
     ) -> LuaResult:
         """See `mqtt:publish`; return whether the client is connected, or nil and "full" or "toolarge"."""
+        item = self._published(number, topic, payload, qos, retain, properties)
+        return self._clients[number].connected if isinstance(item, Delivery) else item
+
+    def _published(
+        self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
+    ) -> Delivery | LuaResult:
+        """Publish a message; return its delivery, or the values for Lua of a message that was not accepted."""
         client = self._clients.get(number)
         if client is None:
             return False
@@ -288,7 +296,60 @@ class MqttBinding:
             return fail("full")
         except ClosedError:
             return False
-        return fail("toolarge") if item.error == "toolarge" else client.connected
+        return fail("toolarge") if item.error == "toolarge" else item
+
+    def publish_delivery(
+        self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
+    ) -> LuaResult:
+        """Publish as `publish` does; return whether the client is connected, and the number of the delivery."""
+        item = self._published(number, topic, payload, qos, retain, properties)
+        if not isinstance(item, Delivery):
+            return item
+        key = self._next()
+        self._deliveries[key] = item
+        return self._clients[number].connected, key
+
+    def publish_wait(
+        self,
+        number: int,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes | None,
+        timeout_ms: float | None,
+    ) -> LuaResult:
+        """Publish as `publish` does, and block until the message is delivered; see `delivery_wait`.
+
+        Args:
+            timeout_ms: None for the option `timeout` of the client.
+        """
+        client = self._clients.get(number)
+        item = self._published(number, topic, payload, qos, retain, properties)
+        if client is None or item is False:
+            return fail("closed")
+        if not isinstance(item, Delivery):
+            return item
+        return _delivered(item, client.timeout_s if timeout_ms is None else timeout_ms / 1000)
+
+    def delivery_wait(self, key: int, timeout_ms: float | None) -> LuaResult:
+        """Block until a message is delivered.
+
+        Returns:
+            True; or nil and "timeout", "closed", "dropped", "lost", "toolarge", or "refused" and the reason code.
+        """
+        return _delivered(self._deliveries[key], None if timeout_ms is None else timeout_ms / 1000)
+
+    def delivery_status(self, key: int) -> LuaResult:
+        """Return whether the delivery is complete or has failed, and its error: nil, a word, or "refused", code."""
+        item = self._deliveries[key]
+        if isinstance(item.error, int):
+            return item.done, b"refused", item.error
+        return item.done, None if item.error is None else item.error.encode()
+
+    def delivery_dropped(self, key: int) -> None:
+        """Forget a delivery whose Lua object was collected."""
+        self._deliveries.pop(key, None)
 
     def subscribe(
         self,
@@ -380,6 +441,17 @@ class MqttBinding:
                 client.wait_closed()
 
 
+def _delivered(item: Delivery, timeout_s: float | None) -> LuaResult:
+    try:
+        return item.wait(timeout_s)
+    except NoAnswer:
+        return fail("timeout")
+    except ClosedError:
+        return fail("closed")
+    except DroppedError as error:
+        return fail("refused", error.reason) if isinstance(error.reason, int) else fail(error.reason)
+
+
 _SOON_S = 0.0001  # replaces a delay of 0 seconds, which Python would take for False: no reconnect
 
 
@@ -406,8 +478,11 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
     return will
 
 
-_DIRECT = "on_event check create publish subscribe unsubscribe setwill discard end_with_app disconnect status dropped"
-_BLOCKING = "connect"
+_DIRECT = (
+    "on_event check create publish publish_delivery delivery_status delivery_dropped subscribe unsubscribe setwill "
+    "discard end_with_app disconnect status dropped"
+)
+_BLOCKING = "connect publish_wait delivery_wait"
 _PARKING = "opened take"
 
 

@@ -90,13 +90,44 @@ local function qos_of(op, fname)
   return arg.optional(arg.integer, op.qos, 0, "qos", fname)
 end
 
--- syntax: mqtt:publish(topic, data [, {qos =, retain =}] [, properties]) -> whether connected | nil, "full"
+-- ---- deliveries
+
+local delivery_methods = {}
+local delivery_class = core.class("mqttdelivery", delivery_methods)
+
+-- syntax: delivery:wait([ms]) -> true | nil, "timeout" | "closed" | "dropped" | "lost" | "toolarge" | "refused" [, reason]
+function delivery_methods:wait(ms)
+  local key = arg.instance(self, delivery_class, "self", "wait").key
+  return py.delivery_wait(key, arg.optional(arg.milliseconds, ms, nil, 1, "wait"))
+end
+
+-- syntax: delivery:status() -> whether it is over, the error [, reason]
+function delivery_methods:status()
+  return py.delivery_status(arg.instance(self, delivery_class, "self", "status").key)
+end
+
+delivery_class.__gc = function(self) py.delivery_dropped(self.key) end
+
+local function with_delivery(connected, key, ...)
+  if connected == nil or not key then return connected, key, ... end
+  return connected, setmetatable({key = key}, delivery_class)
+end
+
+-- syntax: mqtt:publish(topic, data [, {qos =, retain =, wait =, delivery =}] [, properties]) -> whether connected | nil, "full"
+--         wait, true or milliseconds: as delivery:wait; delivery: also returns the delivery
 function methods:publish(topic, data, op, props)
   local number = number_of(self, "publish")
   topic, data = arg.string(topic, 1, "publish"), octets(data, 2, "publish")
   if not op then return py.publish(number, topic, data, 0, false, properties(props, 4, "publish")) end
   arg.table(op, 3, "publish")
-  return py.publish(number, topic, data, qos_of(op, "publish"), op.retain and true or false, properties(props, 4, "publish"))
+  local qos, retain, packed = qos_of(op, "publish"), op.retain and true or false, properties(props, 4, "publish")
+  if op.wait then
+    local ms = op.wait ~= true and arg.milliseconds(op.wait, "wait", "publish") or nil
+    return py.publish_wait(number, topic, data, qos, retain, packed, ms)
+  elseif op.delivery then
+    return with_delivery(py.publish_delivery(number, topic, data, qos, retain, packed))
+  end
+  return py.publish(number, topic, data, qos, retain, packed)
 end
 
 -- syntax: mqtt:subscribe(topic [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
