@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 
 import gevent
@@ -24,13 +24,15 @@ from smqrt.clients.mqtt.connect import (
 )
 from smqrt.clients.mqtt.connection import HEADER_BYTES, LINGER_S, MqttConnection, SendQueue
 from smqrt.clients.mqtt.delivery import Delivery
+from smqrt.clients.mqtt.messages import Message, MessageCallback, MessageQueue, OnMessage
 from smqrt.clients.mqtt.subscriptions import MqttSubscriptions, OnSuback, SubscribeRequest
 from smqrt.clients.reconnect import ReconnectingClient
 from smqrt.errors import ArgumentError, ClosedError, StreamError
 from smqrt.loop.greenlets import Callbacks
 from smqrt.settings.option_types import make
 from smqrt.transport.stream import Stream
-from smqrt.wire.mqtt.client import MqttClientEndpoint
+from smqrt.wire.mqtt.client import DeferringClientEndpoint, MqttClientEndpoint
+from smqrt.wire.mqtt.endpoint import PendingAcknowledgement
 from smqrt.wire.mqtt.fields import (
     MAX_PROPERTIES,
     OnPub,
@@ -235,7 +237,9 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
                 stream = self._connect()
             finally:
                 self._is_connecting = False
-            connection = self._connection = MqttConnection(self._endpoint, stream, self._callbacks, self._queue.pump)
+            connection = self._connection = MqttConnection(
+                self._endpoint, stream, self._callbacks, self._queue.pump, self._pause
+            )
             is_clean = options.cleanstart
             if is_clean is None:  # MQTT 3.1.1 has no expiry: sessions are kept only with cleanstart=False
                 is_clean = options.version == 4 or not has_session
@@ -268,6 +272,9 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         if decision is None:
             return default_s  # onstatus raised an exception, which is in the log
         return None if reason.code == "sysshutdown" else delay_of(decision[0], default_s)
+
+    def _pause(self) -> None:
+        """Block while the application is slow; implemented by `MqttClient`."""
 
     # ---- events of the endpoint: see `smqrt.wire.mqtt.client.ClientEvents`
 
@@ -328,6 +335,10 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
 _PUBLISH = 0x30  # the packet type in the first byte
 
 
+def _no_acknowledgement(pending: PendingAcknowledgement) -> None:
+    """Do nothing: the client acknowledges messages by itself."""
+
+
 class MqttClient(ReconnectingMqttClient):
     """A client of an MQTT broker that connects in the background and reconnects after a lost connection.
 
@@ -347,6 +358,8 @@ class MqttClient(ReconnectingMqttClient):
         onstatus: see `OnStatus`; by default, connections are kept, and the client reconnects after 5 seconds unless
             another attempt can't succeed.
         onpub: see `OnPub`; receives the messages of subscriptions without a callback.
+        onmessage: see `OnMessage`; in the place of `onpub`. Without both, an iteration over the client receives the
+            messages.
         properties: of CONNECT, names in lower case: `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
             `sessionexpiryinterval`, ...; others are sent as user properties.
         options: see `smqrt.clients.mqtt.connect.MqttOptions`.
@@ -358,6 +371,7 @@ class MqttClient(ReconnectingMqttClient):
     Attributes:
         end: the `MqttCloseReason` of the last connection or failed attempt; None before the first one.
         left_out: number of received messages that were rejected because they have too many properties.
+        onpub: the callback; an iteration sets it to None.
     """
 
     def __init__(
@@ -367,18 +381,24 @@ class MqttClient(ReconnectingMqttClient):
         onpub: OnPub | None = None,
         properties: Props | None = None,
         callbacks: Callbacks | None = None,
+        onmessage: OnMessage | None = None,
         **options: object,
     ) -> None:
         opts = make(MqttOptions, options)
         connect = connector(address, opts)  # first: the address may contain credentials, which it adds to `opts`
-        endpoint = MqttClientEndpoint(
+        endpoint_class = DeferringClientEndpoint if opts.manualack else MqttClientEndpoint
+        endpoint = endpoint_class(
             self, opts.version, opts.clientidentifier, opts.inflight, opts.topicalias, opts.maxpacketsize
         )
+        self._acknowledge = (
+            endpoint.acknowledge if isinstance(endpoint, DeferringClientEndpoint) else _no_acknowledgement
+        )
+        self._messages = MessageQueue(drops_oldest=not opts.manualack)
         if opts.username is not None or opts.password is not None:
             endpoint.username = opts.username or ""
             endpoint.password = None if opts.password is None else to_bytes(opts.password)
         endpoint.will = None if opts.will is None else opts.will.message()
-        self.onpub = onpub
+        self.onpub = onpub if onmessage is None else MessageCallback(onmessage)
         self.left_out = 0
         super().__init__(connect, endpoint, opts, dict(properties or {}), onstatus, callbacks or Callbacks(log))
 
@@ -453,6 +473,7 @@ class MqttClient(ReconnectingMqttClient):
         retainaspublished: bool = False,
         retainhandling: int = 0,
         properties: Props | None = None,
+        onmessage: OnMessage | None = None,
     ) -> bool:
         """Subscribe.
 
@@ -464,6 +485,7 @@ class MqttClient(ReconnectingMqttClient):
             retainaspublished: keep the published retain flag (MQTT 5).
             retainhandling: when the broker sends retained messages. 0: always, 1: for new subscriptions, 2: never (MQTT
                 5).
+            onmessage: see `OnMessage`; in the place of `onpub`.
 
         Returns:
             Whether connected; otherwise the subscription is queued.
@@ -482,6 +504,8 @@ class MqttClient(ReconnectingMqttClient):
         self._make_room("subscribe")
         routes = self._subscriptions.routes
         routes.remove(topic)
+        if onmessage is not None:
+            onpub = MessageCallback(onmessage)
         if onpub is not None:
             number = routes.add(topic, onpub)
             if routes.uses_identifiers:
@@ -507,6 +531,33 @@ class MqttClient(ReconnectingMqttClient):
         self._subscriptions.add(request)
         self._queue.put(request)
         return self.connected
+
+    # ---- iteration
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over the messages that have no callback, until the client has ended.
+
+        Messages that arrive before the iteration wait in a queue of 1000 messages and 4 MiB; `unread` counts those that
+        newer ones replaced. During the iteration, and with the option `manualack`, the client pauses reading instead.
+        """
+        self._messages.readers += 1
+        try:
+            while (message := self._messages.take()) is not None:
+                yield message
+        finally:
+            self._messages.end_reading()
+
+    @property
+    def unread(self) -> int:
+        """The number of messages without a callback and an iteration that newer ones replaced in their queue."""
+        return self._messages.dropped
+
+    def _pause(self) -> None:
+        self._messages.wait_for_room(self._stopping)
+
+    def _abandon(self) -> int:
+        self._messages.close()
+        return super()._abandon()
 
     # ---- the connection
 
@@ -541,12 +592,28 @@ class MqttClient(ReconnectingMqttClient):
         handlers = self._subscriptions.routes.find(topic, properties)
         if not handlers:
             if self.onpub is None:
-                log.debug("no callback for a message to %r", topic)
+                self._messages.put(Message(message, self._acknowledge, None))
                 return 0
             handlers = [self.onpub]
         for handler in handlers:
             self._callbacks.post(handler, topic, payload, properties, _PUBLISH | flags)
         return 0
+
+    def on_deferred(self, message: PublishPacket, pending: PendingAcknowledgement) -> None:
+        """Pass a message that the application acknowledges; callbacks with four arguments acknowledge it at once."""
+        made, is_passed_on = Message(message, self._acknowledge, pending), False
+        handlers: list[OnPub | None] = [*self._subscriptions.routes.find(message.topic, message.properties)]
+        for handler in handlers or [self.onpub]:
+            if isinstance(handler, MessageCallback):
+                self._callbacks.post(handler.function, made)
+            elif handler is None:
+                self._messages.put(made)
+            else:
+                self._callbacks.post(handler, message.topic, message.payload, message.properties, made.cpt)
+                continue
+            is_passed_on = True
+        if not is_passed_on:
+            made.ack()
 
     def on_left_out(self) -> None:
         """Count a message that was rejected because it has too many properties."""

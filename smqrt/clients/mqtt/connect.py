@@ -186,6 +186,7 @@ class MqttOptions:
         shown="1 MiB",
     )
     topicalias: bool = option(False, switch(), "send topic aliases to brokers that accept them (MQTT 5)")
+    manualack: bool = option(False, switch(), "the application acknowledges messages of QoS 1 and 2 with `Message.ack`")
     resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:

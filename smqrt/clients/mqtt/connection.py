@@ -221,12 +221,19 @@ class MqttConnection:
         stream: connected; closed at the end.
         callbacks: reading pauses while too many of them are queued.
         pump: called when the queue of the connection is empty.
+        pause: called after received bytes were handled; blocks while the application is slow.
     """
 
     def __init__(
-        self, endpoint: MqttClientEndpoint, stream: Stream, callbacks: Callbacks, pump: Callable[[], None]
+        self,
+        endpoint: MqttClientEndpoint,
+        stream: Stream,
+        callbacks: Callbacks,
+        pump: Callable[[], None],
+        pause: Callable[[], None],
     ) -> None:
         self._endpoint, self._stream, self._callbacks, self._pump = endpoint, stream, callbacks, pump
+        self._pause = pause
         self._wake, self._written = Event(), Event()
         self._undelivered_bytes = 0
         self._close_reason: MqttCloseReason | None = None
@@ -316,6 +323,7 @@ class MqttConnection:
             elif self._undelivered_bytes > MAX_UNDELIVERED_BYTES:
                 self._callbacks.ask(lambda: None)  # returns after all earlier callbacks
                 self._undelivered_bytes = 0
+            self._pause()
             while endpoint.is_congested and not self._is_over:
                 self._written.clear()
                 self._written.wait()

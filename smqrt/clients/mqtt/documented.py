@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -28,6 +28,7 @@ from smqrt.clients.mqtt.connect import (
     stream_of,
 )
 from smqrt.clients.mqtt.delivery import Delivery
+from smqrt.clients.mqtt.messages import Message
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
@@ -188,7 +189,7 @@ _STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 
 # Options by their treatment in `client_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
-_QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
+_QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias", "manualack", "cleanstart")
 _SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
 _FILES = ("cafile", "certfile", "keyfile")
 _CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
@@ -402,6 +403,18 @@ class Mqtt:
             return self._client.unsubscribe(topic, onunsuback, prop)
         except ClosedError:
             return False
+
+    def messages(self) -> Iterator[Message]:
+        """Iterate over the messages of subscriptions without `onpub`, until the client has ended.
+
+        From this call on, the `onpub` of the client is not called any more. `for message in mqtt` does the same. With
+        the option `manualack`, `message.ack()` acknowledges a message of QoS 1 or 2. The payloads are bytes.
+        """
+        self._client.onpub = None
+        return iter(self._client)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
 
     # ---- callbacks: the arguments of the application's functions
 

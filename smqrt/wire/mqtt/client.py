@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.endpoint import (
@@ -13,12 +13,14 @@ from smqrt.wire.mqtt.endpoint import (
     MqttEndpoint,
     MqttSession,
     OutgoingMessage,
+    PendingAcknowledgement,
 )
-from smqrt.wire.mqtt.fields import PacketType, Props, Reason, TooManyPropertiesError, number_of
+from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Props, Reason, TooManyPropertiesError, number_of
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
     PINGREQ,
     ConnectPacket,
+    PublishPacket,
     SubscribePacket,
     Subscription,
     UnsubscribePacket,
@@ -51,6 +53,13 @@ class ClientEvents(EndpointEvents, Protocol):
 
     def on_left_out(self) -> None:
         """A message was refused because it has too many properties."""
+
+
+class DeferringEvents(ClientEvents, Protocol):
+    """Events of a client whose application acknowledges messages itself."""
+
+    def on_deferred(self, message: PublishPacket, pending: PendingAcknowledgement) -> None:
+        """A message with QoS 1 or 2 was received: `DeferringClientEndpoint.acknowledge` answers it."""
 
 
 class MqttClientEndpoint(MqttEndpoint):
@@ -273,6 +282,80 @@ class MqttClientEndpoint(MqttEndpoint):
         self._client_events.on_left_out()
         qos = first >> 1 & 3
         if qos:
-            kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
-            packet = encode_acknowledgement(kind, publish_identifier(body), self._version, Reason.QUOTA_EXCEEDED)
-            self._send(packet)
+            self._answer(PendingAcknowledgement(publish_identifier(body), qos, Reason.QUOTA_EXCEEDED))
+
+    def _answer(self, answer: PendingAcknowledgement) -> None:
+        """Send PUBACK or PUBREC."""
+        kind = PacketType.PUBACK if answer.qos == 1 else PacketType.PUBREC
+        self._send(encode_acknowledgement(kind, answer.packet_identifier, self._version, answer.code or 0))
+
+
+class DeferringClientEndpoint(MqttClientEndpoint):
+    """A client whose application acknowledges messages itself; `acknowledge` sends the answers in order of receipt.
+
+    [MQTT-4.6.0-2] and [MQTT-4.6.0-3] demand this order.
+    """
+
+    def __init__(self, events: DeferringEvents, *arguments: Any) -> None:
+        self._answers: deque[PendingAcknowledgement] = deque()  # of this connection, in order of receipt
+        # Messages of QoS 2 that the application has, and has not acknowledged in a connection. The broker sends them
+        # again after a reconnect; the application does not get them again.
+        self._held: dict[int, PendingAcknowledgement] = {}
+        self._queued: set[int] = set()  # the packet identifiers of QoS 2 in `_answers`
+        self._deferring_events = events
+        super().__init__(events, *arguments)
+
+    def _reset(self, limit_bytes: int) -> None:
+        super()._reset(limit_bytes)
+        self._answers.clear()
+        self._queued.clear()
+
+    def _resume(self, is_kept: bool) -> None:
+        super()._resume(is_kept)
+        if not is_kept:
+            self._held.clear()
+
+    def _receive(self, message: PublishPacket) -> None:
+        qos, number = message.qos, message.packet_identifier
+        if not qos:
+            self._events.on_message(message)
+            return
+        pending = self._held.get(number) if qos == 2 else None
+        if pending is None and qos == 2 and number in self.session.unreleased:
+            self._send(encode_acknowledgement(PacketType.PUBREC, number, self._version))  # delivered before
+            return
+        unanswered = len(self._answers) + len(self.session.unreleased)
+        if unanswered >= self._receive_maximum + self._unreleased_before:
+            raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
+        if pending is None:
+            pending = PendingAcknowledgement(number, qos)
+            self._answers.append(pending)
+            if qos == 2:
+                self._held[number] = pending
+                self._queued.add(number)
+            self._deferring_events.on_deferred(message, pending)
+        elif number not in self._queued:  # sent again on a later connection
+            self._queued.add(number)
+            self._answers.append(pending)
+        self._send_answers()
+
+    def acknowledge(self, pending: PendingAcknowledgement, code: int = 0) -> None:
+        """Acknowledge a message; PUBACK or PUBREC follows those of all earlier messages. A second call does nothing."""
+        if pending.code is None:
+            pending.code = code
+            self._send_answers()
+
+    def _answer(self, answer: PendingAcknowledgement) -> None:
+        self._answers.append(answer)
+        self._send_answers()
+
+    def _send_answers(self) -> None:
+        answers, session = self._answers, self.session
+        while answers and (code := answers[0].code) is not None and self.is_open:
+            answer = answers.popleft()
+            number = answer.packet_identifier
+            if answer.qos == 2 and self._held.pop(number, None) is answer:
+                self._queued.discard(number)
+                if code < FIRST_FAILURE:
+                    session.unreleased.add(number)
+            super()._answer(answer)

@@ -74,6 +74,21 @@ class OutgoingMessage:
         """Handle the end: the message was written (QoS 0), was acknowledged (QoS 1 and 2), or failed with `error`."""
 
 
+class PendingAcknowledgement:
+    """The acknowledgement of a received message that the application has not given yet.
+
+    Attributes:
+        packet_identifier: of the message.
+        qos: 1 or 2.
+        code: the reason code of PUBACK or PUBREC; None before the application acknowledges the message.
+    """
+
+    __slots__ = ("code", "packet_identifier", "qos")
+
+    def __init__(self, packet_identifier: int, qos: int, code: int | None = None) -> None:
+        self.packet_identifier, self.qos, self.code = packet_identifier, qos, code
+
+
 class MqttSession:
     """One side's part of a session.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -29,7 +29,7 @@ from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
 from smqrt.errors import ArgumentError, ClosedError, DroppedError, NoAnswer, QueueFullError, StreamError
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import in_thread
-from smqrt.mqtt import Delivery, MqttClient
+from smqrt.mqtt import Delivery, Message, MqttClient
 from smqrt.settings.option_types import make, options_of
 from smqrt.transport.stream import Stream
 from smqrt.wire.mqtt.fields import NUMBERS, TEXTS
@@ -129,6 +129,8 @@ class MqttBinding:
         self._clients: dict[int, MqttClient] = {}
         self._inboxes: dict[int, LuaInbox] = {}
         self._deliveries: dict[int, Delivery] = {}  # those that have a Lua object
+        self._iterations: dict[int, Iterator[Message]] = {}
+        self._unacknowledged: dict[int, Message] = {}  # with `manualack`, those that have a Lua object
         self._openings: dict[int, AsyncResult[Stream]] = {}
         self._event_ref = 0
 
@@ -351,6 +353,50 @@ class MqttBinding:
         """Forget a delivery whose Lua object was collected."""
         self._deliveries.pop(key, None)
 
+    # ---- iterations over messages
+
+    def messages(self, number: int) -> int | None:
+        """Begin an iteration over the messages without a callback; return its number, or None for an ended client."""
+        client = self._clients.get(number)
+        if client is None:
+            return None
+        client.onpub = None
+        key = self._next()
+        self._iterations[key] = iter(client)
+        return key
+
+    def next_message(self, key: int) -> LuaResult:
+        """Return topic, payload, properties, the first byte, and a number for `ack` or None; blocks. None at the end.
+
+        Only a message that must be acknowledged has a number.
+        """
+        message = next(self._iterations[key], None)
+        if message is None:
+            del self._iterations[key]
+            return None
+        ack = None
+        if message.needs_ack:
+            ack = self._next()
+            self._unacknowledged[ack] = message
+        properties = bridge.dump(message.properties) if message.properties else None
+        return encoded(message.topic), message.payload, properties, message.cpt, ack
+
+    def ack(self, key: int) -> None:
+        """Acknowledge a message; only the first call has an effect."""
+        message = self._unacknowledged.pop(key, None)
+        if message is not None:
+            message.ack()
+
+    def message_dropped(self, key: int) -> None:
+        """Forget a message whose Lua object was collected."""
+        self._unacknowledged.pop(key, None)
+
+    def messages_dropped(self, key: int) -> None:
+        """End an iteration whose Lua object was collected."""
+        self._iterations.pop(key, None)
+
+    # ---- subscriptions
+
     def subscribe(
         self,
         number: int,
@@ -480,9 +526,9 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
 
 _DIRECT = (
     "on_event check create publish publish_delivery delivery_status delivery_dropped subscribe unsubscribe setwill "
-    "discard end_with_app disconnect status dropped"
+    "messages messages_dropped ack message_dropped discard end_with_app disconnect status dropped"
 )
-_BLOCKING = "connect publish_wait delivery_wait"
+_BLOCKING = "connect publish_wait delivery_wait next_message"
 _PARKING = "opened take"
 
 

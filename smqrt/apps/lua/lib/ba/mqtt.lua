@@ -130,6 +130,40 @@ function methods:publish(topic, data, op, props)
   return py.publish(number, topic, data, qos, retain, packed)
 end
 
+-- ---- messages as objects
+
+local message_methods = {}
+local message_class = core.class("mqttmessage", message_methods)
+
+-- syntax: message:ack()        with the option manualack, acknowledges a message of QoS 1 or 2
+function message_methods:ack()
+  local key = arg.instance(self, message_class, "self", "ack").key
+  if key then py.ack(key) end
+end
+
+message_class.__gc = function(self) if self.key then py.message_dropped(self.key) end end
+
+local iteration_class = {__gc = function(iteration) if iteration.key then py.messages_dropped(iteration.key) end end}
+
+-- syntax: for message in mqtt:messages() do ... end        until the client has ended
+function methods:messages()
+  local key = py.messages(number_of(self, "messages"))
+  local iteration = setmetatable({key = key}, iteration_class)
+  local has_bytearrays = self.recbta and not self.is_text
+  return function()
+    if not iteration.key then return nil end
+    local topic, payload, properties, cpt, ack = py.next_message(iteration.key)
+    if not topic then
+      iteration.key = nil
+      return nil
+    end
+    return setmetatable({
+      topic = topic, payload = has_bytearrays and create_bytearray(payload) or payload, properties = load(properties),
+      qos = (cpt >> 1) & 3, retain = cpt & 1 == 1, dup = cpt & 8 == 8, key = ack,
+    }, message_class)
+  end
+end
+
 -- syntax: mqtt:subscribe(topic [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
 --         retainhandling =}] [, properties]) -> whether connected
 function methods:subscribe(topic, onsuback, op, props)
@@ -205,7 +239,7 @@ local function tls_of(op, fname)
 end
 
 local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
-  "inflight", "topicalias"}
+  "inflight", "topicalias", "manualack", "cleanstart"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
 local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
