@@ -25,7 +25,14 @@ from smqrt.clients.mqtt.connect import (
 from smqrt.clients.mqtt.connection import HEADER_BYTES, LINGER_S, MqttConnection, SendQueue
 from smqrt.clients.mqtt.delivery import Delivery
 from smqrt.clients.mqtt.messages import Message, MessageCallback, MessageQueue, OnMessage
-from smqrt.clients.mqtt.subscriptions import MqttSubscriptions, OnSuback, SubscribeRequest
+from smqrt.clients.mqtt.subscriptions import (
+    FilterOptions,
+    MqttSubscriptions,
+    OnSuback,
+    SubscribeRequest,
+    check_filters,
+    option_bits,
+)
 from smqrt.clients.reconnect import ReconnectingClient
 from smqrt.errors import ArgumentError, ClosedError, StreamError
 from smqrt.loop.greenlets import Callbacks
@@ -38,7 +45,6 @@ from smqrt.wire.mqtt.fields import (
     OnPub,
     PacketType,
     Props,
-    check_filter,
     check_topic,
     encode_properties,
     pack_properties,
@@ -464,7 +470,7 @@ class MqttClient(ReconnectingMqttClient):
 
     def subscribe(
         self,
-        topic: str,
+        topic: str | list[FilterOptions],
         onpub: OnPub | None = None,
         onsuback: OnSuback | None = None,
         *,
@@ -478,7 +484,9 @@ class MqttClient(ReconnectingMqttClient):
         """Subscribe.
 
         Args:
-            topic: `+` matches one level, `#` at the end all further levels.
+            topic: `+` matches one level, `#` at the end all further levels. A list subscribes to several filters in one
+                packet; each item is a filter, `(filter, qos)`, or `(filter, {"qos": 1, "nolocal": True, ...})`. Items
+                without options have those of the call.
             onpub: receives the messages of this subscription.
             onsuback: see `OnSuback`.
             nolocal: do not receive messages that this client publishes (MQTT 5).
@@ -493,34 +501,51 @@ class MqttClient(ReconnectingMqttClient):
         Raises:
             As `publish`.
         """
-        check_filter(topic)
-        if retainhandling not in (0, 1, 2):
-            raise ArgumentError(f"retainhandling must be 0, 1 or 2, not {retainhandling!r}")
-        options = check_qos(qos)
-        if self._options.version == 5:
-            options |= bool(nolocal) << 2 | bool(retainaspublished) << 3 | retainhandling << 4
+        defaults: dict[str, object] = {
+            "qos": qos,
+            "nolocal": nolocal,
+            "retainaspublished": retainaspublished,
+            "retainhandling": retainhandling,
+        }
+        filters = check_filters(topic)
+        topics = tuple(name for name, _ in filters)
+        bits = tuple(self._bits_of(own, defaults) for _, own in filters)
         props = dict(properties or {})
         encode_properties(props, PacketType.SUBSCRIBE)
         self._make_room("subscribe")
         routes = self._subscriptions.routes
-        routes.remove(topic)
+        for name in topics:
+            routes.remove(name)
         if onmessage is not None:
             onpub = MessageCallback(onmessage)
         if onpub is not None:
-            number = routes.add(topic, onpub)
+            number = routes.add(topics[0], onpub) if len(topics) == 1 else routes.add_all(topics, onpub)
             if routes.uses_identifiers:
                 props["subscriptionidentifier"] = number
-        return self._request(SubscribeRequest(topic, options, props, onsuback))
+        return self._request(SubscribeRequest(topics, bits, props, onsuback, isinstance(topic, list)))
 
-    def unsubscribe(self, topic: str, onunsuback: OnSuback | None = None, properties: Props | None = None) -> bool:
-        """End a subscription; `onunsuback(topic, reason, properties)` is called with the broker's response.
+    def _bits_of(self, own: object, defaults: dict[str, object]) -> int:
+        options = own if isinstance(own, Mapping) else {} if own is None else {"qos": own}
+        if unknown := options.keys() - defaults.keys():
+            raise ArgumentError(f"a topic filter has the unknown option {min(unknown)!r}; it may have {[*defaults]}")
+        return option_bits(self._options.version, **defaults | dict(options))
+
+    def unsubscribe(
+        self, topic: str | list[str], onunsuback: OnSuback | None = None, properties: Props | None = None
+    ) -> bool:
+        """End a subscription, or with a list several ones in one packet.
+
+        Args:
+            topic: the subscribed filter, or a list.
+            onunsuback: `f(topic, reason, properties)` is called with the broker's response; both are lists for a list.
 
         Returns whether connected; raises as `publish`.
         """
-        check_filter(topic)
+        topics = tuple(name for name, _ in check_filters(topic))
         encode_properties(properties, PacketType.UNSUBSCRIBE)
         self._make_room("unsubscribe")
-        return self._request(SubscribeRequest(topic, None, dict(properties or {}), onunsuback))
+        props = dict(properties or {})
+        return self._request(SubscribeRequest(topics, None, props, onunsuback, isinstance(topic, list)))
 
     def _make_room(self, what: str) -> None:
         self._check_open(what)
@@ -623,10 +648,11 @@ class MqttClient(ReconnectingMqttClient):
                 "a message with more than %s properties was rejected; further ones are only counted", MAX_PROPERTIES
             )
 
-    def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
+    def on_answer(self, packet_identifier: int, codes: bytes, properties: Props) -> None:
         """Pass SUBACK or UNSUBACK to the callback of its request."""
-        request = self._subscriptions.answered(packet_identifier, code)
+        request = self._subscriptions.answered(packet_identifier, codes)
         if request is not None:
             if request.callback is not None:
-                self._callbacks.post(request.callback, request.topic, code, properties)
+                found = (list(request.topics), list(codes)) if request.is_list else (request.topics[0], codes[0])
+                self._callbacks.post(request.callback, *found, properties)
             self._queue.notify_progress()

@@ -146,12 +146,12 @@ class SendQueue:
                     break
                 self.take()
                 if item.options is None:
-                    number = endpoint.unsubscribe(item.topic, item.properties)
+                    number = endpoint.unsubscribe(item.topics, item.properties)
                 else:
-                    number = endpoint.subscribe(item.topic, item.options, item.properties)
+                    number = endpoint.subscribe(item.subscriptions, item.properties)
                 self._subscriptions.sent(number, item)
                 if not number:  # larger than the broker allows: not sent
-                    endpoint.answer_too_large()
+                    endpoint.answer_too_large(len(item.topics))
             elif self.is_sending and endpoint.can_send(item.qos):
                 self.take()
                 endpoint.send(item)

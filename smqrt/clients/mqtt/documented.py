@@ -29,6 +29,7 @@ from smqrt.clients.mqtt.connect import (
 )
 from smqrt.clients.mqtt.delivery import Delivery
 from smqrt.clients.mqtt.messages import Message
+from smqrt.clients.mqtt.subscriptions import FilterOptions
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
@@ -339,7 +340,7 @@ class Mqtt:
 
     def subscribe(
         self,
-        topic: str,
+        topic: str | list[FilterOptions],
         callback: Callable[..., object] | Options | None = None,
         op: Options | Props | None = None,
         prop: Props | None = None,
@@ -348,7 +349,9 @@ class Mqtt:
         """Subscribe; without a connection the subscription is queued.
 
         Args:
-            topic: `+` matches one level, `#` at the end all further levels.
+            topic: `+` matches one level, `#` at the end all further levels. A list subscribes to several filters in one
+                packet; each item is a filter, `(filter, qos)` or `(filter, {"qos": 1, "nolocal": True})`. The callback
+                then receives a list of topics and a list of reasons.
             callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the
                 granted QoS, or an error of 128 or more. May be omitted: a dict in its place is `op`.
             op: `qos`; `onpub`, a function for the messages of this subscription; and with MQTT 5 `nolocal`,
@@ -382,12 +385,12 @@ class Mqtt:
             return False
 
     def unsubscribe(
-        self, topic: str, callback: Callable[..., object] | Props | None = None, prop: Props | None = None
+        self, topic: str | list[str], callback: Callable[..., object] | Props | None = None, prop: Props | None = None
     ) -> bool:
         """End a subscription.
 
         Args:
-            topic: the subscribed topic.
+            topic: the subscribed topic, or a list of them.
             callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `()`. May be omitted:
                 a dict in its place is `prop`.
             prop: MQTT 5: properties of UNSUBSCRIBE.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from smqrt.errors import MqttError
@@ -48,8 +49,8 @@ class ClientEvents(EndpointEvents, Protocol):
     def on_connack(self, code: int, is_session_present: bool, properties: Props) -> None:
         """The server answered CONNECT."""
 
-    def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
-        """SUBACK or UNSUBACK was received; UNSUBACK of MQTT 3.1.1 has code 0."""
+    def on_answer(self, packet_identifier: int, codes: bytes, properties: Props) -> None:
+        """SUBACK or UNSUBACK was received, with a code for each topic filter; those of UNSUBACK of MQTT 3.1.1 are 0."""
 
     def on_left_out(self) -> None:
         """A message was refused because it has too many properties."""
@@ -239,35 +240,35 @@ class MqttClientEndpoint(MqttEndpoint):
         """Whether SUBSCRIBE or UNSUBSCRIBE may be sent now."""
         return self.is_open and self._has_space and len(self.session.requests) < MAX_REQUESTS
 
-    def subscribe(self, topic: str, options: int, properties: Props) -> int:
+    def subscribe(self, subscriptions: Sequence[Subscription], properties: Props) -> int:
         """Send SUBSCRIBE; return the packet identifier, or 0 if it is too large for the server [MQTT-3.2.2-15]."""
-        number = self.session.new_identifier()
-        return self._ask(SubscribePacket(number, [Subscription(topic, options)], properties))
+        packet = SubscribePacket(self.session.new_identifier(), subscriptions, properties)
+        return self._ask(packet, len(subscriptions))
 
-    def unsubscribe(self, topic: str, properties: Props) -> int:
+    def unsubscribe(self, topics: Sequence[str], properties: Props) -> int:
         """Send UNSUBSCRIBE; the result is as for `subscribe`."""
-        return self._ask(UnsubscribePacket(self.session.new_identifier(), [topic], properties))
+        return self._ask(UnsubscribePacket(self.session.new_identifier(), topics, properties), len(topics))
 
-    def _ask(self, packet: SubscribePacket | UnsubscribePacket) -> int:
+    def _ask(self, packet: SubscribePacket | UnsubscribePacket, count: int) -> int:
         data = encode(packet, self._version)
         if len(data) > self._peer_limit_bytes:
             return 0
-        self.session.requests.add(packet.packet_identifier)
+        self.session.requests[packet.packet_identifier] = count
         self._send(data)
         return packet.packet_identifier
 
-    def answer_too_large(self) -> None:
-        """Fail a request that was not sent (packet identifier 0) with PACKET_TOO_LARGE."""
-        self._client_events.on_answer(0, Reason.PACKET_TOO_LARGE, {})
+    def answer_too_large(self, count: int) -> None:
+        """Fail a request for `count` topic filters that was not sent (packet identifier 0) with PACKET_TOO_LARGE."""
+        self._client_events.on_answer(0, bytes((Reason.PACKET_TOO_LARGE,)) * count, {})
 
     def _on_subscribe_answer(self, first: int, body: bytes) -> None:
         check_flags(first)
         packet = decode_subscribe_answer(first, body, self._version)
-        if len(packet.codes) > 1:
-            raise MqttError(Reason.MALFORMED_PACKET, "an answer with more codes than the request has topic filters")
-        self.session.requests.discard(packet.packet_identifier)
-        code = packet.codes[0] if packet.codes else 0
-        self._client_events.on_answer(packet.packet_identifier, code, packet.properties)
+        count = self.session.requests.pop(packet.packet_identifier, 1)
+        codes = packet.codes or bytes(count)  # UNSUBACK of MQTT 3.1.1 has no codes
+        if len(codes) != count:
+            raise MqttError(Reason.MALFORMED_PACKET, "an answer with another number of codes than topic filters")
+        self._client_events.on_answer(packet.packet_identifier, codes, packet.properties)
         self._events.on_room()
 
     def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:

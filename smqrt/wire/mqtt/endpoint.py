@@ -97,7 +97,8 @@ class MqttSession:
         in_flight_bytes: their size.
         unsent: messages in flight that must be sent again on this connection.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
-        requests: packet identifiers of SUBSCRIBE and UNSUBSCRIBE that wait for their answer.
+        requests: the number of topic filters of SUBSCRIBE and UNSUBSCRIBE packets that wait for their answer, by packet
+            identifier.
     """
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class MqttSession:
         self.in_flight_bytes = 0
         self.unsent: OrderedDict[int, OutgoingMessage] = OrderedDict()
         self.unreleased: set[int] = set()
-        self.requests: set[int] = set()
+        self.requests: dict[int, int] = {}
         self._last_identifier = 0
 
     def new_identifier(self) -> int:

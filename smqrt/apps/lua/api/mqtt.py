@@ -26,6 +26,7 @@ from smqrt.clients.mqtt import sparkplug
 from smqrt.clients.mqtt.connect import MqttOptions, connect_error, parse_address
 from smqrt.clients.mqtt.documented import TIMEOUT_MS, Inbox, InboxCall, start
 from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
+from smqrt.clients.mqtt.subscriptions import FilterOptions
 from smqrt.errors import ArgumentError, ClosedError, DroppedError, NoAnswer, QueueFullError, StreamError
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import in_thread
@@ -65,7 +66,9 @@ class LuaCall(InboxCall):
         self._kind, self._ref = kind.encode(), ref
         self._function = None if ref is None else LuaFunction(vm, ref)
 
-    def __call__(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> object:
+    def __call__(
+        self, first: str | bytes | list[str], second: LuaValue, third: Properties, fourth: LuaValue = None
+    ) -> object:
         """Run the callback in this greenlet; return its first value, or NotImplemented after a logged error."""
         try:
             values = self._vm.run(self._event_ref, self._number, *self.values(first, second, third, fourth))
@@ -74,8 +77,13 @@ class LuaCall(InboxCall):
             return NotImplemented
         return values[0] if values else None
 
-    def values(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> LuaValues:
+    def values(
+        self, first: str | bytes | list[str], second: LuaValue, third: Properties, fourth: LuaValue = None
+    ) -> LuaValues:
         """Return the kind, the reference and the four arguments of an event, with packed properties or None."""
+        if isinstance(first, list):  # the answer to a list of topic filters
+            packed = bridge.dump({"topics": first, "reasons": second})
+            return b"acks", self._ref, packed, None, bridge.dump(third) if third else None, None
         if self._kind == b"status":
             return b"status", self._ref, encoded(first), second, cast(bytes, third), None
         return self._kind, self._ref, encoded(first), second, bridge.dump(third) if third else None, fourth
@@ -401,6 +409,7 @@ class MqttBinding:
         self,
         number: int,
         topic: bytes,
+        is_list: bool,
         onpub: int | None,
         onsuback: int | None,
         qos: int,
@@ -409,11 +418,15 @@ class MqttBinding:
         retainhandling: int,
         properties: bytes | None,
     ) -> LuaResult:
-        """See `mqtt:subscribe`; return whether the client is connected, or nil and "full"."""
+        """See `mqtt:subscribe`; return whether the client is connected, or nil and "full".
+
+        Args:
+            is_list: whether `topic` is a packed list; see `_filters`.
+        """
         return self._ask(
             number,
             MqttClient.subscribe,
-            topic.decode("utf-8", "surrogateescape"),
+            _filters(topic, is_list),
             self._optional(number, "pub", onpub),
             self._optional(number, "ack", onsuback),
             qos=qos,
@@ -432,12 +445,14 @@ class MqttBinding:
         except ClosedError:
             return False
 
-    def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> LuaResult:
+    def unsubscribe(
+        self, number: int, topic: bytes, is_list: bool, onunsuback: int | None, properties: bytes | None
+    ) -> LuaResult:
         """See `mqtt:unsubscribe`; return whether the client is connected, or nil and "full"."""
         return self._ask(
             number,
             MqttClient.unsubscribe,
-            topic.decode("utf-8", "surrogateescape"),
+            _filters(topic, is_list),
             self._optional(number, "ack", onunsuback),
             _properties(bridge.load(properties)) if properties else None,
         )
@@ -496,6 +511,21 @@ def _delivered(item: Delivery, timeout_s: float | None) -> LuaResult:
         return fail("closed")
     except DroppedError as error:
         return fail("refused", error.reason) if isinstance(error.reason, int) else fail(error.reason)
+
+
+def _filters(topic: bytes, is_list: bool) -> str | list[FilterOptions]:
+    """Return a topic filter, or a list of them from a packed list of tables `{filter, qos or options}`."""
+    if not is_list:
+        return topic.decode("utf-8", "surrogateescape")
+    found: list[FilterOptions] = []
+    for item in bridge.load(topic).values():
+        name, *options = item.values()
+        text = bridge.as_text(name)
+        own = options[0] if options else None
+        if isinstance(own, dict):
+            own = {key.decode("utf-8", "replace"): value for key, value in own.items()}
+        found.append(text if own is None else (text, own))
+    return found
 
 
 _SOON_S = 0.0001  # replaces a delay of 0 seconds, which Python would take for False: no reconnect

@@ -38,6 +38,12 @@ function handlers.ack(self, f, topic, reason, properties)
   if self.is_text then onsuback(reason) else onsuback(topic, reason, load(properties)) end
 end
 
+-- The answer to a list of topic filters.
+function handlers.acks(self, f, packed, _, properties)
+  local onsuback, answer = core.deref(f), load(packed)
+  if self.is_text then onsuback(answer.reasons) else onsuback(answer.topics, answer.reasons, load(properties)) end
+end
+
 function handlers.status(self, _, kind, code, status)
   status = load(status)
   if not next(status) then status = nil end
@@ -164,21 +170,38 @@ function methods:messages()
   end
 end
 
--- syntax: mqtt:subscribe(topic [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
+-- A topic filter and false, or a packed list of tables {filter [, qos or options]} and true.
+local function filters_of(topic, fname)
+  if rawtype(topic) ~= "table" then return arg.string(topic, 1, fname), false end
+  local list = {}
+  for i, item in ipairs(topic) do
+    if rawtype(item) == "table" then
+      local own = item[2]
+      if own ~= nil and rawtype(own) ~= "table" then own = arg.integer(own, "qos", fname) end
+      list[i] = {arg.string(item[1], 1, fname), own}
+    else
+      list[i] = {arg.string(item, 1, fname)}
+    end
+  end
+  return dump(list), true
+end
+
+-- syntax: mqtt:subscribe(topic | {{topic [, qos | {qos =, nolocal =, ...}]}, ...} [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
 --         retainhandling =}] [, properties]) -> whether connected
 function methods:subscribe(topic, onsuback, op, props)
   local number = number_of(self, "subscribe")
   if core.type(onsuback) == "table" then onsuback, op, props = nil, onsuback, op end
-  topic = arg.string(topic, 1, "subscribe")
+  local is_list
+  topic, is_list = filters_of(topic, "subscribe")
   onsuback = arg.optional(arg["function"], onsuback, nil, 2, "subscribe")
   op = arg.optional(arg.table, op, {}, 3, "subscribe")
   local onpub = arg.optional(arg["function"], op.onpub, nil, "onpub", "subscribe")
-  return py.subscribe(number, topic, onpub and ref(onpub), onsuback and ref(onsuback), qos_of(op, "subscribe"),
+  return py.subscribe(number, topic, is_list, onpub and ref(onpub), onsuback and ref(onsuback), qos_of(op, "subscribe"),
     op.nolocal and true or false, op.retainaspublished and true or false,
     arg.optional(arg.integer, op.retainhandling, 0, "retainhandling", "subscribe"), properties(props, 4, "subscribe"))
 end
 
--- syntax: mqtt:unsubscribe(topic [, onunsuback(topic, reason, properties)] [, properties]) -> whether connected
+-- syntax: mqtt:unsubscribe(topic | {topic, ...} [, onunsuback(topic, reason, properties)] [, properties]) -> whether connected
 function methods:unsubscribe(topic, onunsuback, props)
   local number = number_of(self, "unsubscribe")
   if core.type(onunsuback) == "table" then onunsuback, props = nil, onunsuback end
@@ -187,7 +210,9 @@ function methods:unsubscribe(topic, onunsuback, props)
     local f = onunsuback
     onunsuback = function() f() end
   end
-  return py.unsubscribe(number, arg.string(topic, 1, "unsubscribe"), onunsuback and ref(onunsuback), properties(props, 3, "unsubscribe"))
+  local is_list
+  topic, is_list = filters_of(topic, "unsubscribe")
+  return py.unsubscribe(number, topic, is_list, onunsuback and ref(onunsuback), properties(props, 3, "unsubscribe"))
 end
 
 local function will_of(will, fname)
