@@ -248,7 +248,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             )
             is_clean = options.cleanstart
             if is_clean is None:  # MQTT 3.1.1 has no expiry: sessions are kept only with cleanstart=False
-                is_clean = options.version == 4 or not has_session
+                is_clean = options.level < 5 or not has_session
             try:
                 end = connection.run(is_clean, options.keepalive, self._properties, options.timeout)
             finally:
@@ -295,12 +295,12 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         connection = self._connection
         assert connection is not None
         if code:
-            connection.end(refused(code, self._options.version, status))
+            connection.end(refused(code, self._options.level, status))
             return
         connection.keep_alive()
         self._has_session = self._was_accepted = True
         has_identifiers = properties.get("subscriptionidentifieravailable", 1) != 0
-        self._subscriptions.routes.uses_identifiers = has_identifiers and self._options.version == 5
+        self._subscriptions.routes.uses_identifiers = has_identifiers and self._options.level == 5
         if not is_session_present:
             self._queue.put_back(self._subscriptions.session_lost(self._queue.items))
         self._queue.pump()
@@ -394,7 +394,7 @@ class MqttClient(ReconnectingMqttClient):
         connect = connector(address, opts)  # first: the address may contain credentials, which it adds to `opts`
         endpoint_class = DeferringClientEndpoint if opts.manualack else MqttClientEndpoint
         endpoint = endpoint_class(
-            self, opts.version, opts.clientidentifier, opts.inflight, opts.topicalias, opts.maxpacketsize
+            self, opts.level, opts.clientidentifier, opts.inflight, opts.topicalias, opts.maxpacketsize
         )
         self._acknowledge = (
             endpoint.acknowledge if isinstance(endpoint, DeferringClientEndpoint) else _no_acknowledgement
@@ -443,7 +443,7 @@ class MqttClient(ReconnectingMqttClient):
         return item
 
     def _publish(self, topic: str, payload: bytes | str, qos: int, retain: bool, properties: Props | None) -> Delivery:
-        body = pack_properties(properties, PacketType.PUBLISH) if properties and self._options.version == 5 else b""
+        body = pack_properties(properties, PacketType.PUBLISH) if properties and self._options.level == 5 else b""
         item = Delivery(check_topic(topic).encode(), to_bytes(payload), check_qos(qos), bool(retain), body)
         self._check_open("publish")
         if item.size_bytes + HEADER_BYTES > self._options.maxpacketsize:
@@ -528,7 +528,7 @@ class MqttClient(ReconnectingMqttClient):
         options = own if isinstance(own, Mapping) else {} if own is None else {"qos": own}
         if unknown := options.keys() - defaults.keys():
             raise ArgumentError(f"a topic filter has the unknown option {min(unknown)!r}; it may have {[*defaults]}")
-        return option_bits(self._options.version, **defaults | dict(options))
+        return option_bits(self._options.level, **defaults | dict(options))
 
     def unsubscribe(
         self, topic: str | list[str], onunsuback: OnSuback | None = None, properties: Props | None = None

@@ -45,6 +45,7 @@ from smqrt.wire.url import split_url
 
 _MAX_TEXT_BYTES = 0xFFFF
 _MAX_S = 86_400.0
+_MAX_IDENTIFIER_3 = 23  # characters of a client identifier of MQTT 3.1
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def _alpn(value: object) -> list[str]:
 _TEXT = optional(text())
 _FILE = optional(path())
 WILL = optional(Rule("a mapping with topic, and optionally payload, qos, retain, properties", Will.make))
+_VERSION: Rule[int | str] = choice(5, 4, "3.1")
 _SECURE = Rule("true, false or a ClientTls", _secure)
 _PASSWORD = optional(instance("a string or bytes", str, bytes))
 _MAX_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
@@ -114,7 +116,7 @@ _MAX_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number repr
 class MqttOptions:
     """Options of a client. Times are seconds."""
 
-    version: int = option(5, choice(5, 4), "4 is MQTT 3.1.1")
+    version: int | str = option(5, _VERSION, '4 is MQTT 3.1.1, `"3.1"` is MQTT 3.1')
     port: int | None = option(None, optional(whole(1, 0xFFFF)), "", shown="1883, with TLS 8883")
     secure: bool | ClientTls = option(
         False,
@@ -190,10 +192,20 @@ class MqttOptions:
     resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:
-        if self.password is not None and self.username is None and self.version == 4:
+        if self.password is not None and self.username is None and self.level < 5:
             raise ArgumentError("password needs a username with MQTT 3.1.1")
+        if self.level == 3 and not 1 <= len(self.clientidentifier) <= _MAX_IDENTIFIER_3:
+            raise ArgumentError(
+                f"clientidentifier must have 1 to {_MAX_IDENTIFIER_3} characters with MQTT 3.1, not "
+                f"{len(self.clientidentifier)}"
+            )
         if self.cleanstart is False and not self.clientidentifier:
             raise ArgumentError("cleanstart=False needs a clientidentifier")
+
+    @property
+    def level(self) -> int:
+        """The protocol level of CONNECT: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1)."""
+        return 3 if isinstance(self.version, str) else self.version
 
 
 def check_qos(qos: object) -> int:

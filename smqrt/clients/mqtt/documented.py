@@ -33,7 +33,7 @@ from smqrt.clients.mqtt.subscriptions import FilterOptions
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
-from smqrt.settings.option_types import function, instance, make, number, optional, text
+from smqrt.settings.option_types import choice, function, instance, make, number, optional, text
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls
 from smqrt.wire.mqtt.fields import Props
@@ -191,7 +191,7 @@ _STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 # Options by their treatment in `client_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
 _QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias", "manualack", "cleanstart")
-_SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
+_SAME = ("version", "port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
 _FILES = ("cafile", "certfile", "keyfile")
 _CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
 OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED)
@@ -237,6 +237,8 @@ def client_options(given: Options, version: int) -> dict[str, Any]:
     for name in _RENAMED.keys() & given.keys():
         chosen[_RENAMED[name]] = (_STRING_OR_BYTES if name == "passwd" else text()).check(name, given[name])
     chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
+    rule = choice(5) if version == 5 else choice(4, "3.1")
+    chosen["version"] = rule.check("version", given.get("version", version))
     secure, shark = given.get("secure"), given.get("shark")
     chosen["secure"] = shark if isinstance(shark, ClientTls) and not isinstance(secure, ClientTls) else secure or shark
     if chosen["secure"] is None:

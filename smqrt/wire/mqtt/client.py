@@ -68,7 +68,7 @@ class MqttClientEndpoint(MqttEndpoint):
 
     Args:
         events: receives the events.
-        version: 5 or 4 (MQTT 3.1.1).
+        version: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
         client_identifier: an empty one is replaced by the one that the server assigns.
         inflight: the maximum number of unacknowledged QoS 1 and 2 messages; the receive maximum of the server may be
             less. None: the receive maximum, and 20 with MQTT 3.1.1.
@@ -150,6 +150,8 @@ class MqttClientEndpoint(MqttEndpoint):
         check_flags(first)
         packet = decode_connack(first, body, self._version)
         if packet.code == 0:
+            if self._version == 3:  # it does not report the session; the server keeps one unless it must drop it
+                packet = packet._replace(session_present=not self._is_clean)
             if packet.session_present and self._is_clean:
                 raise MqttError(Reason.PROTOCOL_ERROR, "a session is present after a clean start")
             self._accept(packet.session_present, packet.properties)

@@ -47,7 +47,7 @@ class WillMessage(NamedTuple):
 
 
 class ConnectPacket(NamedTuple):
-    """CONNECT (§3.1); `keepalive_s` 0: no keep-alive."""
+    """CONNECT (§3.1); `keepalive_s` 0: no keep-alive. Version 3 is MQTT 3.1."""
 
     version: int
     client_identifier: str
@@ -237,7 +237,8 @@ def _encode_connect(packet: ConnectPacket, _version: int) -> tuple[bytes, bytes]
         parts.append(_sized(packet.username, "the user name"))
     if packet.password is not None:
         parts.append(_sized(packet.password, "the password"))
-    head = b"\0\4MQTT" + bytes((version, flags)) + _U16.pack(packet.keepalive_s)
+    name = b"\0\6MQIsdp" if version == 3 else b"\0\4MQTT"
+    head = name + bytes((version, flags)) + _U16.pack(packet.keepalive_s)
     return b"\x10", head + b"".join(parts)
 
 

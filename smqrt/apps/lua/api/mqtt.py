@@ -193,6 +193,8 @@ class MqttBinding:
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
         chosen = bridge.for_options(options_of(MqttOptions), chosen)
+        if chosen["version"] == 3.1:  # as other options that may be numbers, the text has become one
+            chosen["version"] = "3.1"
         # `publish` is called with Lua on the C stack, so it can't wait.
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":

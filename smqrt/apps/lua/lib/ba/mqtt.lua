@@ -264,7 +264,7 @@ local function tls_of(op, fname)
 end
 
 local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
-  "inflight", "topicalias", "manualack", "cleanstart"}
+  "inflight", "topicalias", "manualack", "cleanstart", "version"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
 local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
@@ -280,12 +280,19 @@ local function warn_of_unknown(op, version, fname)
 end
 mqtt.warn_of_unknown = warn_of_unknown
 
+-- Raises an error unless the option `version` is one of the module's.
+local function check_version(given, version)
+  if given == nil or given == version or version == 4 and tostring(given) == "3.1" then return end
+  core.raise(format("version must be %s, not '%s'", version == 5 and "5" or "one of 4, '3.1'", tostring(given)))
+end
+
 -- Returns the encoded options for Python, which checks most of the values.
 function mqtt.options(op, props, version, fname)
+  check_version(op.version, version)
   local options = {version = version, properties = props, tls = tls_of(op, fname)}
   options.source = arg.optional(arg.string, op.intf, nil, "intf", fname)
   for _, name in ipairs(COPIED_OPTIONS) do
-    options[name] = op[name]
+    if op[name] ~= nil then options[name] = op[name] end
   end
   for name, older in pairs(OLDER_NAMES) do
     local given = op[name] == nil and older or name
