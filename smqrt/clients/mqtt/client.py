@@ -8,6 +8,7 @@ from time import monotonic
 
 import gevent
 
+from smqrt.clients.mqtt.authentication import FAILED, Authentication, OnAuth
 from smqrt.clients.mqtt.connect import (
     DEFAULT_DELAY_S,
     WILL,
@@ -34,7 +35,7 @@ from smqrt.clients.mqtt.subscriptions import (
     option_bits,
 )
 from smqrt.clients.reconnect import ReconnectingClient
-from smqrt.errors import ArgumentError, ClosedError, StreamError
+from smqrt.errors import ArgumentError, ClosedError, NoAnswer, StreamError
 from smqrt.loop.greenlets import Callbacks
 from smqrt.settings.option_types import make
 from smqrt.transport.stream import Stream
@@ -45,6 +46,7 @@ from smqrt.wire.mqtt.fields import (
     OnPub,
     PacketType,
     Props,
+    Reason,
     check_topic,
     encode_properties,
     pack_properties,
@@ -74,6 +76,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         properties: the properties of CONNECT.
         onstatus: see `OnStatus`.
         callbacks: runs the callbacks of the application.
+        authentication: of MQTT 5; None without.
 
     Attributes:
         last_reason: the reason code of DISCONNECT when the application or the process ends (MQTT 5). With 4 the broker
@@ -90,6 +93,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         properties: Props,
         onstatus: OnStatus | None,
         callbacks: Callbacks,
+        authentication: Authentication | None = None,
     ) -> None:
         encode_properties(properties, PacketType.CONNECT)  # raises ArgumentError here, not in the greenlet
         endpoint.connect_packet(True, options.keepalive, properties)
@@ -102,6 +106,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         self._is_connecting = self._was_accepted = False  # the current attempt
         self._has_session = self._has_ended_by_itself = False
         self._shutdown_reason: MqttCloseReason | None = None
+        self._authentication = authentication
         super().__init__(callbacks, log)
 
     @property
@@ -238,6 +243,14 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
     def _run_connection(self) -> MqttCloseReason | None:
         options, has_session = self._options, bool(self._properties.get("sessionexpiryinterval")) and self._has_session
         self._is_connecting, self._was_accepted = True, False
+        properties = self._properties
+        if (authentication := self._authentication) is not None:
+            more = self._decision(authentication.connect_properties, until=self._stopping)
+            if more is None:
+                self._is_connecting = False
+                self.end = None if self._stopping.is_set() else FAILED
+                return self.end
+            properties = {**properties, **more}
         try:
             try:
                 stream = self._connect()
@@ -250,11 +263,13 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             if is_clean is None:  # MQTT 3.1.1 has no expiry: sessions are kept only with cleanstart=False
                 is_clean = options.level < 5 or not has_session
             try:
-                end = connection.run(is_clean, options.keepalive, self._properties, options.timeout)
+                end = connection.run(is_clean, options.keepalive, properties, options.timeout)
             finally:
                 self._connection, self._queue.is_sending = None, False
                 self._endpoint.abort()
                 self._settled.clear()
+                if authentication is not None:
+                    authentication.finish(False)
                 self._queue.put_back(self._subscriptions.lost())
         except StreamError as error:
             end = MqttCloseReason("sock", error.word, detail=str(error))
@@ -305,7 +320,10 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             self._queue.put_back(self._subscriptions.session_lost(self._queue.items))
         self._queue.pump()
         self._settled.set()
-        if self.onstatus is None or self._closing.is_set():
+        data = properties.get("authenticationdata")
+        if self._authentication is not None and data is not None:  # before any message is sent
+            self._callbacks.post(self._authentication.respond, connection, 0, data)
+        if self._closing.is_set() or self.onstatus is None and (self._authentication is None or data is None):
             self._start_sending()
         else:
             self._callbacks.post(self._decide, connection, status)
@@ -327,6 +345,16 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         if not self._queue.is_sending:
             self._queue.is_sending = True
             self._queue.pump()
+
+    def on_auth(self, code: int, properties: Props) -> None:
+        """Answer AUTH of the broker."""
+        authentication, connection = self._authentication, self._connection
+        assert authentication is not None
+        data = properties.get("authenticationdata")
+        if code or data is not None:
+            self._callbacks.post(authentication.respond, connection, code, data)
+        if not code:
+            self._callbacks.post(authentication.finish, True)
 
     def on_room(self) -> None:
         """Send queued messages: the broker has acknowledged some."""
@@ -366,6 +394,7 @@ class MqttClient(ReconnectingMqttClient):
         onpub: see `OnPub`; receives the messages of subscriptions without a callback.
         onmessage: see `OnMessage`; in the place of `onpub`. Without both, an iteration over the client receives the
             messages.
+        onauth: see `OnAuth`; with the option `authenticationmethod`.
         properties: of CONNECT, names in lower case: `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
             `sessionexpiryinterval`, ...; others are sent as user properties.
         options: see `smqrt.clients.mqtt.connect.MqttOptions`.
@@ -388,6 +417,7 @@ class MqttClient(ReconnectingMqttClient):
         properties: Props | None = None,
         callbacks: Callbacks | None = None,
         onmessage: OnMessage | None = None,
+        onauth: OnAuth | None = None,
         **options: object,
     ) -> None:
         opts = make(MqttOptions, options)
@@ -406,7 +436,13 @@ class MqttClient(ReconnectingMqttClient):
         endpoint.will = None if opts.will is None else opts.will.message()
         self.onpub = onpub if onmessage is None else MessageCallback(onmessage)
         self.left_out = 0
-        super().__init__(connect, endpoint, opts, dict(properties or {}), onstatus, callbacks or Callbacks(log))
+        if (opts.authenticationmethod is None) != (onauth is None):
+            raise ArgumentError("authenticationmethod and onauth need each other")
+        authentication = None
+        if opts.authenticationmethod is not None and onauth is not None:
+            authentication = Authentication(opts.authenticationmethod, onauth, endpoint)
+        given = dict(properties or {})
+        super().__init__(connect, endpoint, opts, given, onstatus, callbacks or Callbacks(log), authentication)
 
     # ---- messages
 
@@ -585,6 +621,39 @@ class MqttClient(ReconnectingMqttClient):
         return super()._abandon()
 
     # ---- the connection
+
+    def authenticate(self, timeout: float | None = None) -> bool:
+        """Authenticate again on the open connection (MQTT 5), and wait for the broker.
+
+        Args:
+            timeout: seconds; None for the option `timeout`.
+
+        Returns:
+            True: the broker has accepted the authentication. False in a callback of this client, which can't wait.
+
+        Raises:
+            ArgumentError: the client has no `authenticationmethod`.
+            ClosedError: the client is not connected, or the broker has rejected the authentication.
+            NoAnswer: the time is over.
+        """
+        authentication, connection = self._authentication, self._connection
+        if authentication is None:
+            raise ArgumentError("authenticate needs a client with the options authenticationmethod and onauth")
+        if connection is None or not self.connected:
+            raise ClosedError("authenticate: the client is not connected")
+        result, is_new = authentication.again()
+        if is_new:
+            self._callbacks.post(authentication.respond, connection, Reason.REAUTHENTICATE, None)
+        if self._callbacks.is_current:
+            return False
+        timeout_s = self._options.timeout if timeout is None else timeout
+        try:
+            is_accepted = result.get(timeout=timeout_s)
+        except gevent.Timeout:
+            raise NoAnswer(f"authenticate: the broker did not answer within {timeout_s} s") from None
+        if not is_accepted:
+            raise ClosedError(f"authenticate: the connection ended: {self.end or 'the client was closed'}")
+        return True
 
     def setwill(self, will: Will | Mapping[str, object] | None) -> None:
         """Set the will of later connections, None for no will.

@@ -188,12 +188,17 @@ class MqttOptions:
         shown="1 MiB",
     )
     topicalias: bool = option(False, switch(), "send topic aliases to brokers that accept them (MQTT 5)")
+    authenticationmethod: str | None = option(
+        None, _TEXT, "method of the extended authentication of MQTT 5; needs `onauth`"
+    )
     manualack: bool = option(False, switch(), "the application acknowledges messages of QoS 1 and 2 with `Message.ack`")
     resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:
         if self.password is not None and self.username is None and self.level < 5:
             raise ArgumentError("password needs a username with MQTT 3.1.1")
+        if self.authenticationmethod is not None and self.level < 5:
+            raise ArgumentError("authenticationmethod needs MQTT 5")
         if self.level == 3 and not 1 <= len(self.clientidentifier) <= _MAX_IDENTIFIER_3:
             raise ArgumentError(
                 f"clientidentifier must have 1 to {_MAX_IDENTIFIER_3} characters with MQTT 3.1, not "

@@ -274,6 +274,11 @@ class MqttConnection:
                 self._aborter.kill(block=False)
         return self._close_reason
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended, or is about to."""
+        return self._is_over
+
     def wake(self) -> None:
         """Write the packets that the endpoint has queued."""
         self._wake.set()

@@ -190,10 +190,20 @@ _STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 
 # Options by their treatment in `client_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
-_QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias", "manualack", "cleanstart")
+_QUEUE = (
+    "queuesize",
+    "queuebytes",
+    "queuefull",
+    "maxpacketsize",
+    "inflight",
+    "topicalias",
+    "manualack",
+    "cleanstart",
+    "authenticationmethod",
+)
 _SAME = ("version", "port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
 _FILES = ("cafile", "certfile", "keyfile")
-_CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
+_CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta", "onauth")
 OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED)
 """The names of all options of `create` and `connect`."""
 _PUBLISH_OPTIONS = ("qos", "retain", "wait", "delivery")
@@ -247,6 +257,8 @@ def client_options(given: Options, version: int) -> dict[str, Any]:
         chosen["timeout"] = TIMEOUT_MS.check("timeout", given["timeout"]) / 1000
     if "will" in given:
         chosen["will"] = client_will(given["will"])
+    if "onauth" in given:
+        chosen["onauth"] = function().check("onauth", given["onauth"])
     if "alpn" in given:
         chosen["alpn"] = [given["alpn"]] if isinstance(given["alpn"], str) else given["alpn"]
     return chosen
@@ -448,6 +460,17 @@ class Mqtt:
             ArgumentError: an invalid will.
         """
         self._client.setwill(client_will(w))  # type: ignore[arg-type]  # checked there
+
+    def authenticate(self, timeout: float | None = None) -> bool:
+        """Authenticate again on the open connection (MQTT 5), and wait for the broker.
+
+        Args:
+            timeout: milliseconds; None for the option `timeout`.
+
+        Returns, raises:
+            As `smqrt.mqtt.MqttClient.authenticate`.
+        """
+        return self._client.authenticate(None if timeout is None else TIMEOUT_MS.check("timeout", timeout) / 1000)
 
     def disconnect(self, reason: int = 0) -> bool:
         """Close the client in the background, after sending the queued messages.

@@ -20,6 +20,7 @@ from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Props, Reason, Too
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
     PINGREQ,
+    AuthPacket,
     ConnectPacket,
     PublishPacket,
     SubscribePacket,
@@ -27,6 +28,7 @@ from smqrt.wire.mqtt.packets import (
     UnsubscribePacket,
     WillMessage,
     check_flags,
+    decode_auth,
     decode_connack,
     decode_disconnect,
     decode_ping,
@@ -40,7 +42,7 @@ from smqrt.wire.mqtt.packets import (
 MAX_REQUESTS = 100  # unanswered SUBSCRIBE and UNSUBSCRIBE packets; each uses a packet identifier
 INFLIGHT_3 = 20  # MQTT 3.1.1 has no receive maximum, and common servers drop further messages
 PINGS_PER_KEEPALIVE = 2
-_CONNACK = 0x20  # the first byte
+_CONNACK, _AUTH = 0x20, 0xF0  # the first bytes
 
 
 class ClientEvents(EndpointEvents, Protocol):
@@ -51,6 +53,9 @@ class ClientEvents(EndpointEvents, Protocol):
 
     def on_answer(self, packet_identifier: int, codes: bytes, properties: Props) -> None:
         """SUBACK or UNSUBACK was received, with a code for each topic filter; those of UNSUBACK of MQTT 3.1.1 are 0."""
+
+    def on_auth(self, code: int, properties: Props) -> None:
+        """AUTH was received: a challenge (CONTINUE_AUTHENTICATION), or the end of an authentication (SUCCESS)."""
 
     def on_left_out(self) -> None:
         """A message was refused because it has too many properties."""
@@ -104,6 +109,8 @@ class MqttClientEndpoint(MqttEndpoint):
         self._keepalive_s, self._pinged_s, self._unanswered_s = 0, 0.0, 0.0
         self._max_qos, self._retain_available, self._is_limited = 2, True, False
         self._confirmed_0 = 0  # the number of QoS 0 messages sent before the last answered ping
+        self._method: object = None  # the authentication method of CONNECT
+        self._is_authenticating = False  # again, on an open connection
         self._pings: deque[int] = deque()  # the number of QoS 0 messages sent before each
         self._handlers |= {
             PacketType.CONNACK: self._on_connack,
@@ -113,6 +120,7 @@ class MqttClientEndpoint(MqttEndpoint):
         }
         if version == 5:
             self._handlers[PacketType.DISCONNECT] = self._on_disconnect
+            self._handlers[PacketType.AUTH] = self._on_auth
 
     # ---- connections
 
@@ -127,6 +135,9 @@ class MqttClientEndpoint(MqttEndpoint):
         limit_bytes = number_of(properties, "maximumpacketsize", self._limit_bytes)
         self._reset(limit_bytes)
         self._splitter.only = _CONNACK
+        self._method, self._is_authenticating = properties.get("authenticationmethod"), False
+        if self._method is not None:
+            self._splitter.also = _AUTH
         if self._version == 5:
             self._receive_maximum = number_of(properties, "receivemaximum", 0xFFFF)
         self._alias_limit_in = number_of(properties, "topicaliasmaximum", 0)
@@ -182,6 +193,38 @@ class MqttClientEndpoint(MqttEndpoint):
     def _on_disconnect(self, first: int, body: bytes) -> None:
         check_flags(first)
         self._closed_by_peer(decode_disconnect(first, body, self._version))
+
+    # ---- authentication (§4.12)
+
+    def authenticate(self, code: int, data: bytes | None) -> None:
+        """Send AUTH, for a client with an authentication method.
+
+        Args:
+            code: CONTINUE_AUTHENTICATION, the answer to a challenge, or REAUTHENTICATE to begin on an open connection.
+            data: for the server; None for no data.
+        """
+        if self.state is not ConnectionState.CONNECTING and not self.is_open:
+            return
+        self._is_authenticating = self.is_open
+        properties: dict[str, object] = {"authenticationmethod": self._method}
+        if data is not None:
+            properties["authenticationdata"] = data
+        self._send(encode(AuthPacket(code, properties), 5))
+
+    def _on_auth(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        code, properties = decode_auth(first, body, 5)
+        method = properties.get("authenticationmethod", self._method if code == Reason.SUCCESS else None)
+        if self._method is None or method != self._method:
+            raise MqttError(Reason.PROTOCOL_ERROR, "AUTH with another authentication method than CONNECT")
+        if code not in (Reason.SUCCESS, Reason.CONTINUE_AUTHENTICATION):
+            raise MqttError(Reason.PROTOCOL_ERROR, f"AUTH with the code {code:#x}")
+        is_end = code == Reason.SUCCESS
+        if self.is_open and not self._is_authenticating or is_end and not self.is_open:
+            raise MqttError(Reason.PROTOCOL_ERROR, "unexpected AUTH")
+        if is_end:
+            self._is_authenticating = False
+        self._client_events.on_auth(code, properties)
 
     # ---- keep-alive
 

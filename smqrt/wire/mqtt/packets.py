@@ -332,15 +332,16 @@ class PacketSplitter:
     Attributes:
         only: the required type of the next packet, as its first byte without the flags; 0 for any. It is checked before
             the packet is complete, since a peer with another protocol may never complete one.
+        also: another type that is allowed then; 0 for none.
     """
 
-    __slots__ = ("_at", "_buffer", "limit_bytes", "only")
+    __slots__ = ("_at", "_buffer", "also", "limit_bytes", "only")
 
     def __init__(self, limit_bytes: int = MAX_PACKET_BYTES) -> None:
         self._buffer = bytearray()
         self._at = 0
         self.limit_bytes = limit_bytes
-        self.only = 0
+        self.only = self.also = 0
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
@@ -370,7 +371,7 @@ class PacketSplitter:
             MqttError: an invalid length, one above the limit (known from the header), or a type that is not `only`.
         """
         buffer, at = self._buffer, self._at
-        if self.only and len(buffer) > at and buffer[at] & 0xF0 != self.only:
+        if self.only and len(buffer) > at and buffer[at] & 0xF0 not in (self.only, self.also or self.only):
             raise MqttError(Reason.PROTOCOL_ERROR, f"unexpected packet {buffer[at]:#x}")
         if len(buffer) - at < 2:
             return None
@@ -647,7 +648,8 @@ def decode_disconnect(_first: int, body: bytes, version: int) -> DisconnectPacke
     return DisconnectPacket(*_code_and_properties(body, PacketType.DISCONNECT))
 
 
-def _decode_auth(_first: int, body: bytes, _version: int) -> AuthPacket:
+def decode_auth(_first: int, body: bytes, _version: int) -> AuthPacket:
+    """Decode AUTH; raises as `decode`."""
     return AuthPacket(*_code_and_properties(body, PacketType.AUTH))
 
 
@@ -667,7 +669,7 @@ _BOTH: dict[int, _Decoder] = {
     PacketType.PUBREL: decode_acknowledgement,
     PacketType.PUBCOMP: decode_acknowledgement,
     PacketType.DISCONNECT: decode_disconnect,
-    PacketType.AUTH: _decode_auth,
+    PacketType.AUTH: decode_auth,
 }
 _FROM_CLIENT: dict[int, _Decoder] = _BOTH | {
     PacketType.CONNECT: decode_connect,

@@ -37,7 +37,7 @@ from smqrt.wire.mqtt.fields import NUMBERS, TEXTS
 
 log = logging.getLogger("smqrt.mqtt")
 
-_NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus"}
+_NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus", "auth": "onauth"}
 _CALLS_PER_TAKE = 4  # six values each, since a call from Lua can't return an unlimited number of values
 
 Properties = Mapping[str, object] | bytes | None
@@ -177,6 +177,9 @@ class MqttBinding:
             return answer or _SOON_S  # a number, which is true in Lua even when it is 0
 
         chosen = self._options(options)
+        if "authenticationmethod" in chosen:
+            call_auth = self._call(number, "auth")
+            chosen["onauth"] = lambda data: call_auth(data or b"", data is not None, None)
         client = MqttClient(target, status, self._call(number, "pub"), resubscribe=False, **chosen)
         self._clients[number] = client
         client.on_end(lambda: self._forget(number))
@@ -487,6 +490,18 @@ class MqttBinding:
         client = self._clients.get(number)
         return client is not None and client.disconnect(reason)
 
+    def authenticate(self, number: int, timeout_ms: float | None) -> LuaResult:
+        """See `mqtt:authenticate`; return true, or nil and "timeout" or "closed"."""
+        client = self._clients.get(number)
+        if client is None:
+            return fail("closed")
+        try:
+            return client.authenticate(None if timeout_ms is None else timeout_ms / 1000)
+        except NoAnswer:
+            return fail("timeout")
+        except ClosedError:
+            return fail("closed")
+
     def status(self, number: int) -> tuple[int, bool, bool, int, int]:
         """Return the values of `mqtt:status`: queued, connected, disconnected, dropped, refused."""
         client = self._clients.get(number)
@@ -560,7 +575,7 @@ _DIRECT = (
     "on_event check create publish publish_delivery delivery_status delivery_dropped subscribe unsubscribe setwill "
     "messages messages_dropped ack message_dropped discard end_with_app disconnect status dropped"
 )
-_BLOCKING = "connect publish_wait delivery_wait next_message"
+_BLOCKING = "connect publish_wait delivery_wait next_message authenticate"
 _PARKING = "opened take"
 
 

@@ -52,6 +52,12 @@ function handlers.status(self, _, kind, code, status)
   return decision
 end
 
+function handlers.auth(self, _, data, has_data)
+  local onauth = self.onauth
+  local answer = onauth(has_data and data or nil)
+  return answer
+end
+
 -- Connects by the application's function, in a cosocket that lasts as long as the connection.
 function handlers.open(self)
   ba.socket.event(function()
@@ -233,6 +239,12 @@ function methods:setwill(will)
   py.setwill(number, will ~= nil and dump(will_of(will, "setwill")) or nil)
 end
 
+-- syntax: mqtt:authenticate([ms]) -> true | nil, "timeout" | "closed"        authenticates again (MQTT 5)
+function methods:authenticate(ms)
+  local number = number_of(self, "authenticate")
+  return py.authenticate(number, arg.optional(arg.milliseconds, ms, nil, 1, "authenticate"))
+end
+
 -- syntax: mqtt:disconnect([reason]) -> whether it was connected        without reconnecting
 function methods:disconnect(reason)
   return py.disconnect(number_of(self, "disconnect"), arg.optional(arg.integer, reason, 0, 1, "disconnect"))
@@ -264,9 +276,9 @@ local function tls_of(op, fname)
 end
 
 local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
-  "inflight", "topicalias", "manualack", "cleanstart", "version"}
+  "inflight", "topicalias", "manualack", "cleanstart", "version", "authenticationmethod"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
-local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
+local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true, onauth = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
 for name, older in pairs(OLDER_NAMES) do known_options[name], known_options[older] = true, true end
 
@@ -322,6 +334,7 @@ function mqtt.create(self, addr, op, props, version)
     address = core.type(addr) == "string" and addr or ""
   end
   self.opt = op
+  if op.authenticationmethod ~= nil then self.onauth = arg["function"](op.onauth, "onauth", "create") end
   self.number = py.create(address, socket, mqtt.options(op, props, version, "create"))
   clients[self.number] = self
   return setmetatable(self, class)
