@@ -9,6 +9,7 @@ SmqrtError
 ├── NoAnswer           a request was not answered in time (also a TimeoutError)
 ├── DeliveryError      a client was closed before the broker confirmed its messages
 ├── DroppedError       a published message was dropped; `reason` is the word or the reason code
+├── StoreError         the store of an MQTT client can't be opened, read or written
 ├── QueueFullError     a send queue reached its limit; the message names the setting
 ├── StreamError        a connection failed; `word` is the error word
 ├── CryptoError        a key, certificate, token or ciphertext is invalid; `word` is the error word
@@ -139,6 +140,10 @@ class DroppedError(SmqrtError):
     def __init__(self, reason: str | int, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
+
+
+class StoreError(SmqrtError):
+    """The store of an MQTT client can't be opened, read or written; the message names the file and the remedy."""
 
 
 class QueueFullError(SmqrtError):

@@ -192,11 +192,16 @@ class MqttOptions:
         None, _TEXT, "method of the extended authentication of MQTT 5; needs `onauth`"
     )
     manualack: bool = option(False, switch(), "the application acknowledges messages of QoS 1 and 2 with `Message.ack`")
+    store: str | None = option(
+        None, _FILE, "path of a file that keeps unacknowledged messages of QoS 1 and 2 over restarts"
+    )
     resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:
         if self.password is not None and self.username is None and self.level < 5:
             raise ArgumentError("password needs a username with MQTT 3.1.1")
+        if self.store is not None and self.cleanstart:
+            raise ArgumentError("store and cleanstart=True exclude each other: the broker must keep the session")
         if self.authenticationmethod is not None and self.level < 5:
             raise ArgumentError("authenticationmethod needs MQTT 5")
         if self.level == 3 and not 1 <= len(self.clientidentifier) <= _MAX_IDENTIFIER_3:

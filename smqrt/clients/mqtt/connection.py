@@ -20,8 +20,9 @@ from gevent.event import Event
 
 from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, protocol_error
 from smqrt.clients.mqtt.delivery import Delivery
+from smqrt.clients.mqtt.store import ClientStore
 from smqrt.clients.mqtt.subscriptions import MqttSubscriptions, SubscribeRequest
-from smqrt.errors import MqttError, QueueFullError, StreamError
+from smqrt.errors import MqttError, QueueFullError, StoreError, StreamError
 from smqrt.loop.greenlets import Callbacks
 from smqrt.loop.scheduling import Turn, block
 from smqrt.transport.stream import Stream
@@ -84,6 +85,7 @@ class SendQueue:
                     break
                 self.items.remove(oldest)
                 self._size_bytes -= oldest.size_bytes
+                self._endpoint.session.forget(oldest)
                 self.dropped += 1
                 oldest.finish("dropped")
         elif self._options.queuefull == "wait" and gevent.getcurrent() is not gevent.get_hub():  # the loop can't wait
@@ -191,12 +193,18 @@ class SendQueue:
             self._size_bytes -= item.size_bytes
         return item
 
-    def abandon(self) -> int:
-        """Fail the queued messages with "closed"; return the number of messages and subscriptions."""
+    def abandon(self, forget: bool = False) -> int:
+        """Fail the queued messages with "closed"; return the number of messages and subscriptions.
+
+        Args:
+            forget: remove them from the store too, if there is one.
+        """
         lost = len(self.items)
         while self.items:
             item = self.take()
             if isinstance(item, Delivery):
+                if forget:
+                    self._endpoint.session.forget(item)
                 item.finish("closed")
         return lost
 
@@ -222,6 +230,7 @@ class MqttConnection:
         callbacks: reading pauses while too many of them are queued.
         pump: called when the queue of the connection is empty.
         pause: called after received bytes were handled; blocks while the application is slow.
+        store: its changes are on disk before anything is sent; None without.
     """
 
     def __init__(
@@ -231,9 +240,10 @@ class MqttConnection:
         callbacks: Callbacks,
         pump: Callable[[], None],
         pause: Callable[[], None],
+        store: ClientStore | None = None,
     ) -> None:
         self._endpoint, self._stream, self._callbacks, self._pump = endpoint, stream, callbacks, pump
-        self._pause = pause
+        self._pause, self._store = pause, store
         self._wake, self._written = Event(), Event()
         self._undelivered_bytes = 0
         self._close_reason: MqttCloseReason | None = None
@@ -259,6 +269,8 @@ class MqttConnection:
             self._read()
         except StreamError as error:
             self.end(MqttCloseReason("sock", error.word, detail=str(error)))
+        except StoreError as error:
+            self.end(MqttCloseReason("sock", "storefailed", detail=str(error)))
         except Exception:
             log.exception("reading from an MQTT connection failed")
             self.end(MqttCloseReason("mqtt", "protocolerror"))
@@ -341,6 +353,8 @@ class MqttConnection:
         try:
             while not self._is_over:
                 if data := endpoint.take(monotonic()):
+                    if self._store is not None:
+                        self._store.commit()
                     self._send(data)
                     turn.yield_if_due()
                 if endpoint.state is ConnectionState.CLOSED:
@@ -353,6 +367,8 @@ class MqttConnection:
                     self._wake.clear()
         except StreamError as error:
             self.end(MqttCloseReason("sock", error.word, detail=str(error)))
+        except StoreError as error:
+            self.end(MqttCloseReason("sock", "storefailed", detail=str(error)))
         except Exception:
             log.exception("writing to an MQTT connection failed")
             self.end(MqttCloseReason("sock", "socketwritefailed"))
@@ -395,6 +411,8 @@ class MqttConnection:
             self.end(None)
 
     def _write_rest(self) -> None:
+        if self._store is not None and self._store.is_dirty:
+            return  # `_write` waits for the disk first
         data = self._endpoint.take(monotonic())
         if data and not self._stream.closed:
             try:

@@ -202,7 +202,7 @@ _QUEUE = (
     "authenticationmethod",
 )
 _SAME = ("version", "port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
-_FILES = ("cafile", "certfile", "keyfile")
+_FILES = ("cafile", "certfile", "keyfile", "store")
 _CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta", "onauth")
 OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED)
 """The names of all options of `create` and `connect`."""

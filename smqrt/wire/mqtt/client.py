@@ -80,6 +80,7 @@ class MqttClientEndpoint(MqttEndpoint):
         use_aliases: send topic aliases to servers that accept them.
         limit_bytes: the largest packet in both directions. For received packets, the property `maximumpacketsize` of
             CONNECT replaces it.
+        session: the state of earlier connections; None for a new session.
 
     Attributes:
         will, username, password: used for the next connection.
@@ -95,8 +96,9 @@ class MqttClientEndpoint(MqttEndpoint):
         inflight: int | None = None,
         use_aliases: bool = False,
         limit_bytes: int = MAX_PACKET_BYTES,
+        session: MqttSession | None = None,
     ) -> None:
-        super().__init__(events, MqttSession(), version, limit_bytes)
+        super().__init__(events, session or MqttSession(), version, limit_bytes)
         self._client_events = events
         self._identifier = client_identifier
         self._inflight = inflight or (MAX_INFLIGHT if version == 5 else INFLIGHT_3)

@@ -140,6 +140,9 @@ class MqttSession:
         self.in_flight[number] = message
         self.in_flight_bytes += message.size_bytes
 
+    def forget(self, message: OutgoingMessage) -> None:
+        """Handle a message that is dropped before it is sent; for sessions that keep messages elsewhere too."""
+
     def settle(self, message: OutgoingMessage, error: str | int | None = None) -> None:
         """Remove a message that is acknowledged, or failed with `error`."""
         number = message.packet_identifier

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from gevent.event import AsyncResult
 
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import Function, LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods, utf8
+from smqrt.apps.lua.sqlite import full_path
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.clients.mqtt import sparkplug
@@ -27,7 +29,7 @@ from smqrt.clients.mqtt.connect import MqttOptions, connect_error, parse_address
 from smqrt.clients.mqtt.documented import TIMEOUT_MS, Inbox, InboxCall, start
 from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
 from smqrt.clients.mqtt.subscriptions import FilterOptions
-from smqrt.errors import ArgumentError, ClosedError, DroppedError, NoAnswer, QueueFullError, StreamError
+from smqrt.errors import ArgumentError, ClosedError, DroppedError, NoAnswer, QueueFullError, StoreError, StreamError
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import in_thread
 from smqrt.mqtt import Delivery, Message, MqttClient
@@ -202,6 +204,9 @@ class MqttBinding:
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
+        if "store" in chosen:
+            io = self._services.ios.get("home")
+            chosen["store"] = full_path(chosen["store"], io.realpath() if io else os.getcwd())
         if "timeout" in chosen:
             chosen["timeout"] = TIMEOUT_MS.check("timeout", bridge.as_number(chosen["timeout"])) / 1000
         if "tls" in chosen:
@@ -309,6 +314,8 @@ class MqttBinding:
             item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
         except QueueFullError:
             return fail("full")
+        except StoreError as error:
+            return fail("storefailed", str(error))
         except ClosedError:
             return False
         return fail("toolarge") if item.error == "toolarge" else item
@@ -323,6 +330,9 @@ class MqttBinding:
         key = self._next()
         self._deliveries[key] = item
         return self._clients[number].connected, key
+
+    # Clients with a store wait for the disk: the same methods without Lua on the C stack.
+    create_stored, publish_stored, publish_delivery_stored = create, publish, publish_delivery
 
     def publish_wait(
         self,
@@ -575,7 +585,9 @@ _DIRECT = (
     "on_event check create publish publish_delivery delivery_status delivery_dropped subscribe unsubscribe setwill "
     "messages messages_dropped ack message_dropped discard end_with_app disconnect status dropped"
 )
-_BLOCKING = "connect publish_wait delivery_wait next_message authenticate"
+_BLOCKING = (
+    "connect publish_wait delivery_wait next_message authenticate create_stored publish_stored publish_delivery_stored"
+)
 _PARKING = "opened take"
 
 

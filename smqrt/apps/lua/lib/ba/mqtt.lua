@@ -132,14 +132,15 @@ function methods:publish(topic, data, op, props)
   topic, data = arg.string(topic, 1, "publish"), octets(data, 2, "publish")
   if not op then return py.publish(number, topic, data, 0, false, properties(props, 4, "publish")) end
   arg.table(op, 3, "publish")
+  local is_stored = self.opt and self.opt.store
   local qos, retain, packed = qos_of(op, "publish"), op.retain and true or false, properties(props, 4, "publish")
   if op.wait then
     local ms = op.wait ~= true and arg.milliseconds(op.wait, "wait", "publish") or nil
     return py.publish_wait(number, topic, data, qos, retain, packed, ms)
   elseif op.delivery then
-    return with_delivery(py.publish_delivery(number, topic, data, qos, retain, packed))
+    return with_delivery((is_stored and py.publish_delivery_stored or py.publish_delivery)(number, topic, data, qos, retain, packed))
   end
-  return py.publish(number, topic, data, qos, retain, packed)
+  return (is_stored and py.publish_stored or py.publish)(number, topic, data, qos, retain, packed)
 end
 
 -- ---- messages as objects
@@ -276,7 +277,7 @@ local function tls_of(op, fname)
 end
 
 local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
-  "inflight", "topicalias", "manualack", "cleanstart", "version", "authenticationmethod"}
+  "inflight", "topicalias", "manualack", "cleanstart", "version", "authenticationmethod", "store"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
 local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true, onauth = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
@@ -335,7 +336,7 @@ function mqtt.create(self, addr, op, props, version)
   end
   self.opt = op
   if op.authenticationmethod ~= nil then self.onauth = arg["function"](op.onauth, "onauth", "create") end
-  self.number = py.create(address, socket, mqtt.options(op, props, version, "create"))
+  self.number = (op.store and py.create_stored or py.create)(address, socket, mqtt.options(op, props, version, "create"))
   clients[self.number] = self
   return setmetatable(self, class)
 end
