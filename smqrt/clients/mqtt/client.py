@@ -21,7 +21,7 @@ from smqrt.clients.mqtt.connection import HEADER_BYTES
 from smqrt.clients.mqtt.delivery import Delivery
 from smqrt.clients.mqtt.messages import Message, MessageCallback, MessageQueue, OnMessage
 from smqrt.clients.mqtt.reconnecting import ReconnectingMqttClient
-from smqrt.clients.mqtt.store import ClientStore
+from smqrt.clients.mqtt.store import ClientStore, StoredSession
 from smqrt.clients.mqtt.subscriptions import (
     FilterOptions,
     OnSuback,
@@ -173,33 +173,29 @@ class MqttClient(ReconnectingMqttClient):
                 message is on disk.
             NoAnswer, DroppedError: with `wait`, see `Delivery.wait`.
         """
-        item = self._publish(topic, payload, qos, retain, properties)
-        if wait is not False:
-            item.wait(self._options.timeout if wait is True else wait)
-        return item
-
-    def _publish(self, topic: str, payload: bytes | str, qos: int, retain: bool, properties: Props | None) -> Delivery:
         body = pack_properties(properties, PacketType.PUBLISH) if properties and self._options.level == 5 else b""
         item = Delivery(check_topic(topic).encode(), to_bytes(payload), check_qos(qos), bool(retain), body)
         self._check_open("publish")
         if item.size_bytes + HEADER_BYTES > self._options.maxpacketsize:
             item.finish("toolarge")
-            return item
-        if self._stored is not None and item.qos:
+        elif self._stored is not None and item.qos:
+            self._publish_stored(item, self._stored)
+        elif not self._queue.send_at_once(item):
             self._queue.make_room(item.size_bytes)
-            self._check_open("publish")
-            self._stored.keep(item)
-            if self.closed:  # meanwhile; the message is sent when a client with this store is started
-                item.finish("closed")
-            elif not self._queue.send_at_once(item):
-                self._queue.put(item)
-            return item
-        if self._queue.send_at_once(item):
-            return item
-        self._queue.make_room(item.size_bytes)
-        self._check_open("publish")  # the client may have been closed while `make_room` waited
-        self._queue.put(item)
+            self._check_open("publish")  # the client may have been closed while `make_room` waited
+            self._queue.put(item)
+        if wait is not False:
+            item.wait(self._options.timeout if wait is True else wait)
         return item
+
+    def _publish_stored(self, item: Delivery, stored: StoredSession) -> None:
+        self._queue.make_room(item.size_bytes)
+        self._check_open("publish")
+        stored.keep(item)
+        if self.closed:  # meanwhile; the message is sent when a client with this store is started
+            item.finish("closed")
+        elif not self._queue.send_at_once(item):
+            self._queue.put(item)
 
     def _check_open(self, what: str) -> None:
         if self._closing.is_set():

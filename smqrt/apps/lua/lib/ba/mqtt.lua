@@ -293,20 +293,21 @@ local function warn_of_unknown(op, version, fname)
 end
 mqtt.warn_of_unknown = warn_of_unknown
 
--- Raises an error unless the option `version` is one of the module's.
-local function check_version(given, version)
-  if given == nil or given == version or version == 4 and tostring(given) == "3.1" then return end
-  core.raise(format("version must be %s, not '%s'", version == 5 and "5" or "one of 4, '3.1'", tostring(given)))
+-- The version of a client: that of the module, or MQTT 3.1 with mqtt3c. In mqttc, the option has no meaning.
+local function version_of(given, version)
+  if version == 5 or given == nil or given == 4 then return version end
+  if tostring(given) == "3.1" then return "3.1" end
+  core.raise(format("version must be one of 4, '3.1', not '%s'", tostring(given)))
 end
 
 -- Returns the encoded options for Python, which checks most of the values.
 function mqtt.options(op, props, version, fname)
-  check_version(op.version, version)
   local options = {version = version, properties = props, tls = tls_of(op, fname)}
   options.source = arg.optional(arg.string, op.intf, nil, "intf", fname)
   for _, name in ipairs(COPIED_OPTIONS) do
     if op[name] ~= nil then options[name] = op[name] end
   end
+  options.version = version_of(op.version, version)
   for name, older in pairs(OLDER_NAMES) do
     local given = op[name] == nil and older or name
     options[name] = arg.optional(arg.string, op[given], nil, given, fname)
