@@ -8,6 +8,8 @@ SmqrtError
 ├── ClosedError        an object was used after its close()
 ├── NoAnswer           a request was not answered in time (also a TimeoutError)
 ├── DeliveryError      a client was closed before the broker confirmed its messages
+├── DroppedError       a published message was dropped; `reason` is the word or the reason code
+├── StoreError         the store of an MQTT client can't be opened, read or written
 ├── QueueFullError     a send queue reached its limit; the message names the setting
 ├── StreamError        a connection failed; `word` is the error word
 ├── CryptoError        a key, certificate, token or ciphertext is invalid; `word` is the error word
@@ -124,6 +126,24 @@ class NoAnswer(SmqrtError, TimeoutError):
 
 class DeliveryError(SmqrtError):
     """A client was closed before the broker confirmed all published messages."""
+
+
+class DroppedError(SmqrtError):
+    """A published message was dropped, and the broker does not have it.
+
+    Args:
+        reason: "dropped" (a newer message replaced it in the full queue), "lost" (QoS 0: the connection ended first),
+            "toolarge" (for this client or the broker), or the reason code with which the broker refused it.
+        detail: one sentence with the reason.
+    """
+
+    def __init__(self, reason: str | int, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class StoreError(SmqrtError):
+    """The store of an MQTT client can't be opened, read or written; the message names the file and the remedy."""
 
 
 class QueueFullError(SmqrtError):

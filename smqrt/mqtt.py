@@ -15,10 +15,23 @@ from types import ModuleType
 
 from smqrt.clients.mqtt.client import MqttClient
 from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, OnStatus, Will
-from smqrt.clients.mqtt.connection import Delivery, OnSuback
+from smqrt.clients.mqtt.delivery import Delivery
+from smqrt.clients.mqtt.messages import Message, OnMessage
+from smqrt.clients.mqtt.subscriptions import OnSuback
 from smqrt.wire.mqtt.fields import OnPub
 
-__all__ = ["Delivery", "MqttClient", "MqttCloseReason", "MqttOptions", "OnPub", "OnStatus", "OnSuback", "Will"]
+__all__ = [
+    "Delivery",
+    "Message",
+    "MqttClient",
+    "MqttCloseReason",
+    "MqttOptions",
+    "OnMessage",
+    "OnPub",
+    "OnStatus",
+    "OnSuback",
+    "Will",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 clients under the documented names of the Lua module `mqtt3c` (spec: smq §9).
+"""MQTT 3.1.1 and 3.1 clients under the documented names of the Lua module `mqtt3c` (spec: smq §9).
 
     from smqrt import mqtt3c
 
@@ -40,9 +40,9 @@ def connect(
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark`
             (True, or a `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive`
             (seconds, 600; at least 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or
-            `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `timeout`
-            (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`; `proxy`, `proxyport`, `socks`, `proxyuser`,
-            `proxypass`. Unknown options are logged and ignored.
+            `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `version` ("3.1" for MQTT
+            3.1); `timeout` (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`; `proxy`, `proxyport`, `socks`,
+            `proxyuser`, `proxypass`. Unknown options are logged and ignored.
 
     Returns:
         The client and None, or None and an error: a socket error ("cannotconnect", "timeout", ...), a trust status

@@ -90,7 +90,7 @@ MQTT_LUA = part("mqtt-lua")
 LUA_OPTIONS = part("mqtt-lua", "`op`:", "`properties` are")
 PYTHON_MQTT = part("mqtt-python", "## Messages", "You can call all methods")
 DOCUMENTED = part("mqtt-python", "| function | protocol | returns |", "## Limits")
-HOOKS = "on_answer on_connack on_disconnect on_end on_left_out on_message on_room on_wake shutdown"
+HOOKS = "on_auth on_deferred on_answer on_connack on_disconnect on_end on_left_out on_message on_room on_wake shutdown"
 
 
 def lua_mqtt_options() -> Names:

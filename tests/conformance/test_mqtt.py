@@ -13,7 +13,7 @@ from smqrt.errors import MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
 from smqrt.wire.mqtt.endpoint import ConnectionState, MqttEndpoint, MqttSession, OutgoingMessage
 from smqrt.wire.mqtt.fields import Props, is_topic_filter
-from smqrt.wire.mqtt.packets import ConnectPacket, PublishPacket, SubscribePacket, UnsubscribePacket
+from smqrt.wire.mqtt.packets import ConnectPacket, PublishPacket, SubscribePacket, Subscription, UnsubscribePacket
 from smqrt.wire.mqtt.server import MqttServerEndpoint
 from tests.conformance.mqtt_script import data_of
 
@@ -55,6 +55,7 @@ class Player:
             error = self.play(step)
             where = f"{self.case['name']}, MQTT {self.version}, {step}"
             sent = self.endpoint.take(self.now_s)
+            self.endpoint.written()
             assert sent.hex(" ") == data_of(step.get("expect", ""), self.version).hex(" "), where
             assert error == step.get("code"), where
             assert self.told == step.get("told", []), where
@@ -94,11 +95,11 @@ class Player:
 
     def do_subscribe(self, topic: str, options: str) -> None:
         assert isinstance(self.endpoint, MqttClientEndpoint)
-        self.endpoint.subscribe(topic, int(options), {})
+        self.endpoint.subscribe([Subscription(topic, int(options))], {})
 
     def do_unsubscribe(self, topic: str) -> None:
         assert isinstance(self.endpoint, MqttClientEndpoint)
-        self.endpoint.unsubscribe(topic, {})
+        self.endpoint.unsubscribe([topic], {})
 
     def do_disconnect(self) -> None:
         self.endpoint.disconnect()
@@ -128,8 +129,8 @@ class Player:
     def on_connack(self, code: int, is_session_present: bool, properties: Props) -> None:
         self.told.append(f"connack {code:x} {is_session_present}")
 
-    def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
-        self.told.append(f"answer {packet_identifier} {code:x}")
+    def on_answer(self, packet_identifier: int, codes: bytes, properties: Props) -> None:
+        self.told.append(f"answer {packet_identifier} {codes[0]:x}")
 
     def on_connect(self, packet: ConnectPacket) -> None:
         assert isinstance(self.endpoint, MqttServerEndpoint)

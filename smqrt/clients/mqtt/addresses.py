@@ -197,7 +197,7 @@ class MqttConnector:
         if address.target is None:
             return stream
         url = Url("wss" if is_secure else "ws", host, port, address.target)
-        return upgrade(stream, url, "mqttv3.1" if options.version == 3 else "mqtt", max(end_s - monotonic(), 0.1))
+        return upgrade(stream, url, "mqttv3.1" if options.level == 3 else "mqtt", max(end_s - monotonic(), 0.1))
 
     def advance(self) -> None:
         """Begin with the next address, after a connection that the broker did not accept."""

@@ -43,6 +43,7 @@ from smqrt.wire.mqtt.packets import MAX_PACKET_BYTES, WillMessage
 
 _MAX_TEXT_BYTES = 0xFFFF
 _MAX_S = 86_400.0
+_MAX_IDENTIFIER_3 = 23  # characters of a client identifier of MQTT 3.1
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def _alpn(value: object) -> list[str]:
 _TEXT = optional(text())
 _FILE = optional(path())
 WILL = optional(Rule("a mapping with topic, and optionally payload, qos, retain, properties", Will.make))
+_VERSION: Rule[int | str] = choice(5, 4, "3.1")
 _SECURE = Rule("true, false or a ClientTls", _secure)
 _PASSWORD = optional(instance("a string or bytes", str, bytes))
 _MAX_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number represent exactly
@@ -112,7 +114,7 @@ _MAX_WHOLE = 1 << 53  # the largest whole number that JSON and a Lua number repr
 class MqttOptions:
     """Options of a client. Times are seconds."""
 
-    version: int = option(5, choice(5, 4), "4 is MQTT 3.1.1")
+    version: int | str = option(5, _VERSION, '4 is MQTT 3.1.1, `"3.1"` is MQTT 3.1')
     port: int | None = option(None, optional(whole(1, 0xFFFF)), "", shown="1883, with TLS 8883")
     secure: bool | ClientTls = option(
         False,
@@ -197,13 +199,34 @@ class MqttOptions:
         shown="1 MiB",
     )
     topicalias: bool = option(False, switch(), "send topic aliases to brokers that accept them (MQTT 5)")
+    authenticationmethod: str | None = option(
+        None, _TEXT, "method of the extended authentication of MQTT 5; needs `onauth`"
+    )
+    manualack: bool = option(False, switch(), "the application acknowledges messages of QoS 1 and 2 with `Message.ack`")
+    store: str | None = option(
+        None, _FILE, "path of a file that keeps unacknowledged messages of QoS 1 and 2 over restarts"
+    )
     resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:
-        if self.password is not None and self.username is None and self.version == 4:
+        if self.password is not None and self.username is None and self.level < 5:
             raise ArgumentError("password needs a username with MQTT 3.1.1")
+        if self.store is not None and self.cleanstart:
+            raise ArgumentError("store and cleanstart=True exclude each other: the broker must keep the session")
+        if self.authenticationmethod is not None and self.level < 5:
+            raise ArgumentError("authenticationmethod needs MQTT 5")
+        if self.level == 3 and not 1 <= len(self.clientidentifier) <= _MAX_IDENTIFIER_3:
+            raise ArgumentError(
+                f"clientidentifier must have 1 to {_MAX_IDENTIFIER_3} characters with MQTT 3.1, not "
+                f"{len(self.clientidentifier)}"
+            )
         if self.cleanstart is False and not self.clientidentifier:
             raise ArgumentError("cleanstart=False needs a clientidentifier")
+
+    @property
+    def level(self) -> int:
+        """The protocol level of CONNECT: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1)."""
+        return 3 if isinstance(self.version, str) else self.version
 
 
 def check_qos(qos: object) -> int:

@@ -10,144 +10,29 @@ import logging
 import sys
 import termios
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import gevent
 from gevent import get_hub
 from gevent.event import Event
 
 from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, protocol_error
-from smqrt.errors import MqttError, QueueFullError, StreamError
+from smqrt.clients.mqtt.delivery import Delivery
+from smqrt.clients.mqtt.store import ClientStore
+from smqrt.clients.mqtt.subscriptions import MqttSubscriptions, SubscribeRequest
+from smqrt.errors import MqttError, QueueFullError, StoreError, StreamError
 from smqrt.loop.greenlets import Callbacks
 from smqrt.loop.scheduling import Turn, block
 from smqrt.transport.stream import Stream
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.endpoint import ConnectionState, OutgoingMessage
-from smqrt.wire.mqtt.fields import FIRST_FAILURE, Props, Routes
+from smqrt.wire.mqtt.endpoint import ConnectionState
+from smqrt.wire.mqtt.fields import Props
 
 # ---- Send queue
 
 HEADER_BYTES = 10  # maximum size of PUBLISH without topic, properties and payload
-
-
-class Delivery(OutgoingMessage):
-    """Delivery of a published message.
-
-    Attributes:
-        done: whether the delivery is complete or has failed. QoS 0 is complete when the operating system has the
-            message, QoS 1 and 2 when the broker has acknowledged it.
-        error: why the delivery failed: "dropped" (a newer message replaced it in the full queue), "closed" (the client
-            ended first), "toolarge" (for this client or for the broker), or the reason code of the broker as an int;
-            otherwise None.
-        size_bytes: size of topic, payload and properties.
-    """
-
-    __slots__ = ("_event", "done", "error")
-
-    def __init__(self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes) -> None:
-        super().__init__(topic, payload, qos, retain, properties)
-        self.done = False
-        self.error: str | int | None = None
-        self._event: Event | None = None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the delivery is complete or has failed, at most `timeout` seconds.
-
-        Returns:
-            True for a delivered message, False after a failure or the timeout.
-        """
-        if not self.done:
-            if self._event is None:
-                self._event = Event()
-            self._event.wait(timeout)
-        return self.done and self.error is None
-
-    def finish(self, error: str | int | None = None) -> None:
-        """Complete the delivery, or let it fail with `error`; called by the session."""
-        self.done, self.error = True, error
-        if self._event is not None:
-            self._event.set()
-
-
-OnSuback = Callable[[str, int, Props], object]
-"""`f(topic, reason, properties)`; the reason is the granted QoS, or an error of 128 or more."""
-
-
-class SubscribeRequest(NamedTuple):
-    """SUBSCRIBE (options is an int) or UNSUBSCRIBE (options is None), and the callback for its acknowledgement."""
-
-    topic: str
-    options: int | None
-    properties: Props
-    callback: OnSuback | None = None
-
-
-class MqttSubscriptions:
-    """Subscriptions of the application, and sent requests that the broker has not acknowledged.
-
-    Unsent requests are in the send queue, in the order of the calls.
-
-    Args:
-        resubscribes: send unacknowledged requests again on the next connection, and all subscriptions after a loss of
-            the session.
-
-    Attributes:
-        routes: the callbacks of single subscriptions.
-    """
-
-    def __init__(self, resubscribes: bool) -> None:
-        self._resubscribes = resubscribes
-        self._wanted: dict[str, SubscribeRequest] = {}
-        self._unanswered: dict[int, SubscribeRequest] = {}  # by packet identifier
-        self.routes = Routes()
-
-    def add(self, request: SubscribeRequest) -> None:
-        """Add a request of the application."""
-        self._wanted.pop(request.topic, None)
-        if request.options is not None:
-            self._wanted[request.topic] = request
-
-    def sent(self, packet_identifier: int, request: SubscribeRequest) -> None:
-        """Record a sent request."""
-        self._unanswered[packet_identifier] = request
-
-    def answered(self, packet_identifier: int, reason: int) -> SubscribeRequest | None:
-        """Return the request that the broker has acknowledged.
-
-        A rejected or ended subscription is removed, unless the application has requested it again.
-        """
-        request = self._unanswered.pop(packet_identifier, None)
-        if request is None or request.options is not None and reason < FIRST_FAILURE:
-            return request
-        if self._wanted.get(request.topic) in (None, request):
-            was_wanted = self._wanted.pop(request.topic, None) is request
-            if was_wanted or request.options is None:
-                self.routes.remove(request.topic)
-        return request
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the broker has acknowledged all sent requests."""
-        return not self._unanswered
-
-    def lost(self) -> list[SubscribeRequest]:
-        """Handle a lost connection; return the requests to send again, before the queue."""
-        again = list(self._unanswered.values()) if self._resubscribes else []
-        self._unanswered.clear()
-        return again
-
-    def session_lost(self, queued: Iterable[object]) -> list[SubscribeRequest]:
-        """Handle a connection without a session; return the requests to send before the queue.
-
-        Args:
-            queued: the queue; requests in it are not repeated.
-        """
-        if not self._resubscribes:
-            return []
-        open_topics = {item.topic for item in queued if isinstance(item, SubscribeRequest)}
-        return [item._replace(callback=None) for topic, item in self._wanted.items() if topic not in open_topics]
 
 
 class SendQueue:
@@ -200,6 +85,7 @@ class SendQueue:
                     break
                 self.items.remove(oldest)
                 self._size_bytes -= oldest.size_bytes
+                self._endpoint.session.forget(oldest)
                 self.dropped += 1
                 oldest.finish("dropped")
         elif self._options.queuefull == "wait" and gevent.getcurrent() is not gevent.get_hub():  # the loop can't wait
@@ -262,12 +148,12 @@ class SendQueue:
                     break
                 self.take()
                 if item.options is None:
-                    number = endpoint.unsubscribe(item.topic, item.properties)
+                    number = endpoint.unsubscribe(item.topics, item.properties)
                 else:
-                    number = endpoint.subscribe(item.topic, item.options, item.properties)
+                    number = endpoint.subscribe(item.subscriptions, item.properties)
                 self._subscriptions.sent(number, item)
                 if not number:  # larger than the broker allows: not sent
-                    endpoint.answer_too_large()
+                    endpoint.answer_too_large(len(item.topics))
             elif self.is_sending and endpoint.can_send(item.qos):
                 self.take()
                 endpoint.send(item)
@@ -284,7 +170,7 @@ class SendQueue:
         return (
             self._subscriptions.is_answered
             and not (self.items or endpoint.session.in_flight)
-            and not (endpoint.is_open and endpoint.has_output)
+            and not (endpoint.is_open and (endpoint.has_output or endpoint.has_unwritten))
         )
 
     def wait_progress(self) -> None:
@@ -307,12 +193,18 @@ class SendQueue:
             self._size_bytes -= item.size_bytes
         return item
 
-    def abandon(self) -> int:
-        """Fail the queued messages with "closed"; return the number of messages and subscriptions."""
+    def abandon(self, forget: bool = False) -> int:
+        """Fail the queued messages with "closed"; return the number of messages and subscriptions.
+
+        Args:
+            forget: remove them from the store too, if there is one.
+        """
         lost = len(self.items)
         while self.items:
             item = self.take()
             if isinstance(item, Delivery):
+                if forget:
+                    self._endpoint.session.forget(item)
                 item.finish("closed")
         return lost
 
@@ -337,17 +229,27 @@ class MqttConnection:
         stream: connected; closed at the end.
         callbacks: reading pauses while too many of them are queued.
         pump: called when the queue of the connection is empty.
+        pause: called after received bytes were handled; blocks while the application is slow.
+        store: its changes are on disk before anything is sent; None without.
     """
 
     def __init__(
-        self, endpoint: MqttClientEndpoint, stream: Stream, callbacks: Callbacks, pump: Callable[[], None]
+        self,
+        endpoint: MqttClientEndpoint,
+        stream: Stream,
+        callbacks: Callbacks,
+        pump: Callable[[], None],
+        pause: Callable[[], None],
+        store: ClientStore | None = None,
     ) -> None:
         self._endpoint, self._stream, self._callbacks, self._pump = endpoint, stream, callbacks, pump
+        self._pause, self._store = pause, store
         self._wake, self._written = Event(), Event()
         self._undelivered_bytes = 0
         self._close_reason: MqttCloseReason | None = None
         self._is_over = False
         self._is_reading = True
+        stream.queue_limit_bytes = 0  # so that `push` returns false until the system has all bytes
         self._ticker: Any = None
         self._aborter: gevent.Greenlet[[], None] | None = None
 
@@ -367,6 +269,8 @@ class MqttConnection:
             self._read()
         except StreamError as error:
             self.end(MqttCloseReason("sock", error.word, detail=str(error)))
+        except StoreError as error:
+            self.end(MqttCloseReason("sock", "storefailed", detail=str(error)))
         except Exception:
             log.exception("reading from an MQTT connection failed")
             self.end(MqttCloseReason("mqtt", "protocolerror"))
@@ -381,6 +285,11 @@ class MqttConnection:
             if self._aborter is not None:
                 self._aborter.kill(block=False)
         return self._close_reason
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended, or is about to."""
+        return self._is_over
 
     def wake(self) -> None:
         """Write the packets that the endpoint has queued."""
@@ -431,6 +340,7 @@ class MqttConnection:
             elif self._undelivered_bytes > MAX_UNDELIVERED_BYTES:
                 self._callbacks.ask(lambda: None)  # returns after all earlier callbacks
                 self._undelivered_bytes = 0
+            self._pause()
             while endpoint.is_congested and not self._is_over:
                 self._written.clear()
                 self._written.wait()
@@ -443,6 +353,8 @@ class MqttConnection:
         try:
             while not self._is_over:
                 if data := endpoint.take(monotonic()):
+                    if self._store is not None:
+                        self._store.commit()
                     self._send(data)
                     turn.yield_if_due()
                 if endpoint.state is ConnectionState.CLOSED:
@@ -455,6 +367,8 @@ class MqttConnection:
                     self._wake.clear()
         except StreamError as error:
             self.end(MqttCloseReason("sock", error.word, detail=str(error)))
+        except StoreError as error:
+            self.end(MqttCloseReason("sock", "storefailed", detail=str(error)))
         except Exception:
             log.exception("writing to an MQTT connection failed")
             self.end(MqttCloseReason("sock", "socketwritefailed"))
@@ -469,11 +383,13 @@ class MqttConnection:
         """Write; wait for a slow broker. Raise StreamError "timeout" when it acknowledges no bytes for `STUCK_S`."""
         stream = self._stream
         if stream.push(data):
+            self._endpoint.written()
             return
         left_bytes = self._unacknowledged_bytes()
         while True:
             try:
                 block(stream.writable(STUCK_S))
+                self._endpoint.written()
                 return
             except StreamError as error:
                 if error.word != "timeout" or self._unacknowledged_bytes() >= left_bytes:
@@ -495,10 +411,13 @@ class MqttConnection:
             self.end(None)
 
     def _write_rest(self) -> None:
+        if self._store is not None and self._store.is_dirty:
+            return  # `_write` waits for the disk first
         data = self._endpoint.take(monotonic())
         if data and not self._stream.closed:
             try:
-                self._stream.push(data)
+                if self._stream.push(data):
+                    self._endpoint.written()
             except StreamError:
                 pass  # the connection ends anyway
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -26,10 +26,13 @@ from smqrt.clients.mqtt.connect import (
     run_word,
     stream_of,
 )
+from smqrt.clients.mqtt.delivery import Delivery
+from smqrt.clients.mqtt.messages import Message
+from smqrt.clients.mqtt.subscriptions import FilterOptions
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
-from smqrt.settings.option_types import function, instance, make, number, optional, switch, text, whole
+from smqrt.settings.option_types import choice, function, instance, make, number, optional, switch, text, whole
 from smqrt.transport.outgoing_proxy import HTTP_PORT, SOCKS_PORT, Proxy
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls
@@ -187,15 +190,23 @@ _STRING_OR_BYTES = instance("a string or bytes", str, bytes)
 
 # Options by their treatment in `client_options`: another name, unchanged, unchanged (Python only), converted.
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
-_QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
-_SESSION = ("clientidentifier", "cleanstart", "keepalive", "reconnectdelay", "reconnectmax")
+_QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias", "manualack")
+_SESSION = (
+    "version",
+    "clientidentifier",
+    "cleanstart",
+    "keepalive",
+    "authenticationmethod",
+    "reconnectdelay",
+    "reconnectmax",
+)
 _SAME = ("port", "nocheck", "ipv6", "username", "password", *_SESSION, *_QUEUE)
-_FILES = ("cafile", "certfile", "keyfile")
-_CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
+_FILES = ("cafile", "certfile", "keyfile", "store")
+_CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta", "onauth")
 PROXY_OPTIONS = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
 OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED, *PROXY_OPTIONS)
 """The names of all options of `create` and `connect`."""
-_PUBLISH_OPTIONS = ("qos", "retain")
+_PUBLISH_OPTIONS = ("qos", "retain", "wait", "delivery")
 _SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhandling")
 
 
@@ -236,6 +247,8 @@ def client_options(given: Options, version: int) -> dict[str, Any]:
     for name in _RENAMED.keys() & given.keys():
         chosen[_RENAMED[name]] = (_STRING_OR_BYTES if name == "passwd" else text()).check(name, given[name])
     chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
+    rule = choice(5) if version == 5 else choice(4, "3.1")
+    chosen["version"] = rule.check("version", given.get("version", version))
     secure, shark = given.get("secure"), given.get("shark")
     chosen["secure"] = shark if isinstance(shark, ClientTls) and not isinstance(secure, ClientTls) else secure or shark
     if chosen["secure"] is None:
@@ -244,6 +257,8 @@ def client_options(given: Options, version: int) -> dict[str, Any]:
         chosen["timeout"] = TIMEOUT_MS.check("timeout", given["timeout"]) / 1000
     if "will" in given:
         chosen["will"] = client_will(given["will"])
+    if "onauth" in given:
+        chosen["onauth"] = function().check("onauth", given["onauth"])
     if "alpn" in given:
         chosen["alpn"] = [given["alpn"]] if isinstance(given["alpn"], str) else given["alpn"]
     if "proxy" in given:
@@ -268,6 +283,17 @@ def proxy_of(given: Options) -> Proxy:
         optional(text()).check("proxyuser", given.get("proxyuser")),
         optional(text()).check("proxypass", given.get("proxypass")),
     )
+
+
+def wait_of(value: object) -> bool | float:
+    """Return the option `wait` of `publish`: seconds, True for the option `timeout`, False not to wait.
+
+    Raises:
+        ArgumentError: neither true, false nor a number of milliseconds.
+    """
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    return TIMEOUT_MS.check("wait", value) / 1000
 
 
 def client_will(will: object) -> object:
@@ -304,23 +330,30 @@ class Mqtt:
 
     def publish(
         self, topic: str, msg: object, op: Options | None = None, prop: Props | None = None, **options: object
-    ) -> bool:
+    ) -> bool | tuple[bool, Delivery | None]:
         """Publish a message; without a connection it is queued.
 
         Args:
             topic: without wildcards.
             msg: bytes, a bytearray, a str (sent as UTF-8), or a number (sent as text).
-            op: `qos` 0, 1 or 2, and `retain`; also as keywords.
+            op: `qos` 0, 1 or 2; `retain`; `wait`: wait until the message is delivered, at most this many milliseconds,
+                with True the option `timeout`; `delivery`: return the delivery too. Also as keywords.
             prop: MQTT 5: properties of the message, such as `{"contenttype": "text/plain"}`.
 
         Returns:
-            Whether the client is connected; False also when the client has ended and the message was not sent.
+            Whether the client is connected; False also when the client has ended and the message was not sent. With
+            `wait`, True: the message is delivered. With `delivery`, that value and the
+            `smqrt.clients.mqtt.delivery.Delivery`, or None when the client has ended.
 
         Raises:
             ArgumentError: an invalid argument, or a message larger than `maxpacketsize`.
             QueueFullError: no room in the queue (`queuesize`, `queuebytes`).
+            NoAnswer: with `wait`, the time is over.
+            ClosedError: with `wait`, the client has ended.
+            DroppedError: with `wait`, the message was dropped, or the broker refused it.
         """
         chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
+        wait_s, is_delivery_wanted = wait_of(chosen.get("wait")), bool(chosen.get("delivery"))
         is_number = isinstance(msg, int | float) and not isinstance(msg, bool)
         try:
             item = self._client.publish(
@@ -331,14 +364,18 @@ class Mqtt:
                 prop,
             )
         except ClosedError:
-            return False
+            if wait_s:
+                raise
+            return (False, None) if is_delivery_wanted else False
         if item.error == "toolarge":
             raise ArgumentError(f"msg must fit into maxpacketsize; this one has {item.size_bytes} bytes with its topic")
-        return self._client.connected
+        is_delivered = bool(wait_s) and item.wait(self._client.timeout_s if wait_s is True else wait_s)
+        is_connected = is_delivered or self._client.connected
+        return (is_connected, item) if is_delivery_wanted else is_connected
 
     def subscribe(
         self,
-        topic: str,
+        topic: str | list[FilterOptions],
         callback: Callable[..., object] | Options | None = None,
         op: Options | Props | None = None,
         prop: Props | None = None,
@@ -347,7 +384,9 @@ class Mqtt:
         """Subscribe; without a connection the subscription is queued.
 
         Args:
-            topic: `+` matches one level, `#` at the end all further levels.
+            topic: `+` matches one level, `#` at the end all further levels. A list subscribes to several filters in one
+                packet; each item is a filter, `(filter, qos)` or `(filter, {"qos": 1, "nolocal": True})`. The callback
+                then receives a list of topics and a list of reasons.
             callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the
                 granted QoS, or an error of 128 or more. May be omitted: a dict in its place is `op`.
             op: `qos`; `onpub`, a function for the messages of this subscription; and with MQTT 5 `nolocal`,
@@ -381,12 +420,12 @@ class Mqtt:
             return False
 
     def unsubscribe(
-        self, topic: str, callback: Callable[..., object] | Props | None = None, prop: Props | None = None
+        self, topic: str | list[str], callback: Callable[..., object] | Props | None = None, prop: Props | None = None
     ) -> bool:
         """End a subscription.
 
         Args:
-            topic: the subscribed topic.
+            topic: the subscribed topic, or a list of them.
             callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `()`. May be omitted:
                 a dict in its place is `prop`.
             prop: MQTT 5: properties of UNSUBSCRIBE.
@@ -402,6 +441,18 @@ class Mqtt:
             return self._client.unsubscribe(topic, onunsuback, prop)
         except ClosedError:
             return False
+
+    def messages(self) -> Iterator[Message]:
+        """Iterate over the messages of subscriptions without `onpub`, until the client has ended.
+
+        From this call on, the `onpub` of the client is not called any more. `for message in mqtt` does the same. With
+        the option `manualack`, `message.ack()` acknowledges a message of QoS 1 or 2. The payloads are bytes.
+        """
+        self._client.onpub = None
+        return iter(self._client)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
 
     # ---- callbacks: the arguments of the application's functions
 
@@ -430,6 +481,17 @@ class Mqtt:
             ArgumentError: an invalid will.
         """
         self._client.setwill(client_will(w))  # type: ignore[arg-type]  # checked there
+
+    def authenticate(self, timeout: float | None = None) -> bool:
+        """Authenticate again on the open connection (MQTT 5), and wait for the broker.
+
+        Args:
+            timeout: milliseconds; None for the option `timeout`.
+
+        Returns, raises:
+            As `smqrt.mqtt.MqttClient.authenticate`.
+        """
+        return self._client.authenticate(None if timeout is None else TIMEOUT_MS.check("timeout", timeout) / 1000)
 
     def disconnect(self, reason: int = 0) -> bool:
         """Close the client in the background, after sending the queued messages.

@@ -71,7 +71,22 @@ class OutgoingMessage:
         self.is_dup = self.is_released = False
 
     def finish(self, error: str | int | None = None) -> None:
-        """Handle the end: the message was sent (QoS 0), was acknowledged (QoS 1 and 2), or failed with `error`."""
+        """Handle the end: the message was written (QoS 0), was acknowledged (QoS 1 and 2), or failed with `error`."""
+
+
+class PendingAcknowledgement:
+    """The acknowledgement of a received message that the application has not given yet.
+
+    Attributes:
+        packet_identifier: of the message.
+        qos: 1 or 2.
+        code: the reason code of PUBACK or PUBREC; None before the application acknowledges the message.
+    """
+
+    __slots__ = ("code", "packet_identifier", "qos")
+
+    def __init__(self, packet_identifier: int, qos: int, code: int | None = None) -> None:
+        self.packet_identifier, self.qos, self.code = packet_identifier, qos, code
 
 
 class MqttSession:
@@ -82,7 +97,8 @@ class MqttSession:
         in_flight_bytes: their size.
         unsent: messages in flight that must be sent again on this connection.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
-        requests: packet identifiers of SUBSCRIBE and UNSUBSCRIBE that wait for their answer.
+        requests: the number of topic filters of SUBSCRIBE and UNSUBSCRIBE packets that wait for their answer, by packet
+            identifier.
     """
 
     def __init__(self) -> None:
@@ -90,7 +106,7 @@ class MqttSession:
         self.in_flight_bytes = 0
         self.unsent: OrderedDict[int, OutgoingMessage] = OrderedDict()
         self.unreleased: set[int] = set()
-        self.requests: set[int] = set()
+        self.requests: dict[int, int] = {}
         self._last_identifier = 0
 
     def new_identifier(self) -> int:
@@ -123,6 +139,9 @@ class MqttSession:
         message.packet_identifier = number = self.new_identifier()
         self.in_flight[number] = message
         self.in_flight_bytes += message.size_bytes
+
+    def forget(self, message: OutgoingMessage) -> None:
+        """Handle a message that is dropped before it is sent; for sessions that keep messages elsewhere too."""
 
     def settle(self, message: OutgoingMessage, error: str | int | None = None) -> None:
         """Remove a message that is acknowledged, or failed with `error`."""
@@ -213,6 +232,8 @@ class MqttEndpoint:
         self._events, self.session, self._version = events, session, version
         self.state = ConnectionState.CLOSED
         self._sent_0 = 0  # the number of QoS 0 messages sent
+        self._unwritten: list[OutgoingMessage] = []  # QoS 0 messages in the order of sending, see `written`
+        self._taken_0 = 0  # how many of them `take` has returned
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
             PacketType.PUBLISH: self._on_publish,
             PacketType.PUBACK: self._on_puback,
@@ -227,6 +248,8 @@ class MqttEndpoint:
         self._splitter = PacketSplitter(limit_bytes)
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._unwritten.clear()
+        self._taken_0 = 0
         self._fed_s = self._heard_s = self._wrote_s = 0.0
         self._window = self._receive_maximum = 0xFFFF
         self._unreleased_before = 0
@@ -278,9 +301,24 @@ class MqttEndpoint:
         data = b"".join(self._out)
         self._out.clear()
         self._out_bytes, self._wrote_s = 0, now_s
+        self._taken_0 = len(self._unwritten)
         if self.state is ConnectionState.CLOSING:
             self.state = ConnectionState.CLOSED
         return data
+
+    def written(self) -> None:
+        """Complete the QoS 0 messages that `take` has returned: the operating system has their bytes."""
+        if self._taken_0:
+            messages = self._unwritten[: self._taken_0]
+            del self._unwritten[: self._taken_0]
+            self._taken_0 = 0
+            for message in messages:
+                message.finish()
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether QoS 0 messages wait for `written`."""
+        return bool(self._unwritten)
 
     @property
     def has_output(self) -> bool:
@@ -317,10 +355,13 @@ class MqttEndpoint:
         self.state = ConnectionState.CLOSED
 
     def abort(self) -> None:
-        """Handle a lost connection: drop the waiting packets."""
+        """Handle a lost connection: drop the waiting packets. Unwritten QoS 0 messages fail with "lost"."""
         self._out.clear()
         self._out_bytes = 0
         self.state = ConnectionState.CLOSED
+        lost, self._unwritten, self._taken_0 = self._unwritten, [], 0
+        for message in lost:
+            message.finish("lost")
 
     def _closed_by_peer(self, packet: DisconnectPacket) -> None:
         self.state = ConnectionState.CLOSED
@@ -377,7 +418,7 @@ class MqttEndpoint:
             if message.packet_identifier:  # it had another QoS on an earlier connection
                 self.session.settle(message)
             else:
-                message.finish()
+                self._unwritten.append(message)
 
     def _aliased(self, message: OutgoingMessage) -> tuple[bytes, bytes]:
         """Return topic and properties; a topic that was sent with an alias before is empty."""

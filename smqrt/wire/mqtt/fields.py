@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -577,6 +577,7 @@ class Routes:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._callbacks: dict[int, OnPub] = {}
+        self._shared: dict[int, int] = {}  # identifier -> number of its subscriptions, of those that `add_all` made
         self._by_topic: FilterTree[OnPub] = FilterTree()
         self._last = 0
         self.uses_identifiers = True
@@ -584,19 +585,37 @@ class Routes:
     def add(self, topic: str, onpub: OnPub) -> int:
         """Set the callback of a subscription; return its identifier."""
         number = self._numbers.get(topic)
-        if number is None:
+        if number is None or number in self._shared:
+            self.remove(topic)
             self._last = number = self._last + 1
         self._numbers[topic] = number
         self._callbacks[number] = onpub
         self._by_topic.set(unshared(topic), onpub)
         return number
 
+    def add_all(self, topics: Sequence[str], onpub: OnPub) -> int:
+        """Set the callback of several subscriptions, which one packet requests; return their common identifier."""
+        for topic in topics:
+            self.remove(topic)
+            self._by_topic.set(unshared(topic), onpub)
+        self._last = number = self._last + 1
+        self._numbers.update(dict.fromkeys(topics, number))
+        self._callbacks[number] = onpub
+        self._shared[number] = len(set(topics))
+        return number
+
     def remove(self, topic: str) -> None:
         """Remove the callback of a subscription, if it has one."""
         number = self._numbers.pop(topic, None)
-        if number is not None:
+        if number is None:
+            return
+        self._by_topic.remove(unshared(topic))
+        left = self._shared.get(number, 1) - 1
+        if left:
+            self._shared[number] = left
+        else:
+            self._shared.pop(number, None)
             del self._callbacks[number]
-            self._by_topic.remove(unshared(topic))
 
     def find(self, topic: str, properties: Props) -> list[OnPub]:
         """Return the callbacks for a message."""

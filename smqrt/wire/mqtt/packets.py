@@ -47,7 +47,7 @@ class WillMessage(NamedTuple):
 
 
 class ConnectPacket(NamedTuple):
-    """CONNECT (§3.1); `keepalive_s` 0: no keep-alive."""
+    """CONNECT (§3.1); `keepalive_s` 0: no keep-alive. Version 3 is MQTT 3.1."""
 
     version: int
     client_identifier: str
@@ -237,7 +237,8 @@ def _encode_connect(packet: ConnectPacket, _version: int) -> tuple[bytes, bytes]
         parts.append(_sized(packet.username, "the user name"))
     if packet.password is not None:
         parts.append(_sized(packet.password, "the password"))
-    head = b"\0\4MQTT" + bytes((version, flags)) + _U16.pack(packet.keepalive_s)
+    name = b"\0\6MQIsdp" if version == 3 else b"\0\4MQTT"
+    head = name + bytes((version, flags)) + _U16.pack(packet.keepalive_s)
     return b"\x10", head + b"".join(parts)
 
 
@@ -331,15 +332,16 @@ class PacketSplitter:
     Attributes:
         only: the required type of the next packet, as its first byte without the flags; 0 for any. It is checked before
             the packet is complete, since a peer with another protocol may never complete one.
+        also: another type that is allowed then; 0 for none.
     """
 
-    __slots__ = ("_at", "_buffer", "limit_bytes", "only")
+    __slots__ = ("_at", "_buffer", "also", "limit_bytes", "only")
 
     def __init__(self, limit_bytes: int = MAX_PACKET_BYTES) -> None:
         self._buffer = bytearray()
         self._at = 0
         self.limit_bytes = limit_bytes
-        self.only = 0
+        self.only = self.also = 0
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
@@ -379,7 +381,7 @@ class PacketSplitter:
             MqttError: an invalid length, one above the limit (known from the header), or a type that is not `only`.
         """
         buffer, at = self._buffer, self._at
-        if self.only and len(buffer) > at and buffer[at] & 0xF0 != self.only:
+        if self.only and len(buffer) > at and buffer[at] & 0xF0 not in (self.only, self.also or self.only):
             raise MqttError(Reason.PROTOCOL_ERROR, f"unexpected packet {buffer[at]:#x}")
         if len(buffer) - at < 2:
             return None

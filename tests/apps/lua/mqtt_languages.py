@@ -172,3 +172,17 @@ def run(half: LuaHalf | PythonHalf) -> Iterator[Callable[[Case], ScriptedBroker]
 
 def port_of(broker: ScriptedBroker) -> int:
     return int(broker.address.split(":")[1])
+
+
+def play_against(
+    half: LuaHalf | PythonHalf,
+    port: int,
+    lua: str,
+    python: Callable[[PythonHalf], object],
+    told: list[tuple[Any, ...]],
+) -> None:
+    """Runs a piece of code against a real broker, and compares what it puts."""
+    half.run(Case(lua, python), port)
+    wait_until(lambda: len(half.told) >= len(told), half.told)
+    let_others_run()
+    assert half.told == told

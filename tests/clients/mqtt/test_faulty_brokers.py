@@ -9,6 +9,7 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.errors import DroppedError
 from smqrt.mqtt import MqttClient, MqttCloseReason
 from tests.clients.mqtt.scripted import (
     CONNECT,
@@ -321,8 +322,10 @@ def test_a_refused_message_is_reported(scripted: Scripted, connect: Connect) -> 
 
     client = connect(scripted(on_packet=refuse).address)
     one, two = client.publish("t", b"x", 1), client.publish("t", b"x", 2)
-    assert not one.wait(5)
-    assert not two.wait(5)
+    for item in (one, two):
+        with pytest.raises(DroppedError, match="not authorized") as caught:
+            item.wait(5)
+        assert caught.value.reason == 0x87
     assert one.error == two.error == 0x87
     assert client.backlog == 0
 

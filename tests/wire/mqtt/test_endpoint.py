@@ -45,8 +45,8 @@ class Events:
         self.messages.append((message.topic, message.payload))
         return 0
 
-    def on_answer(self, packet_identifier: int, code: int, _properties: object) -> None:
-        self.answers.append((packet_identifier, code))
+    def on_answer(self, packet_identifier: int, codes: bytes, _properties: object) -> None:
+        self.answers.append((packet_identifier, codes[0]))
 
 
 def client_of(version: int = 5, **options: Any) -> tuple[MqttClientEndpoint, Events]:
@@ -220,18 +220,18 @@ def test_an_earlier_connections_limits_are_gone() -> None:
 def test_a_request_of_an_earlier_connection_holds_no_identifier() -> None:
     client, events = client_of()
     open_client(client)
-    number = client.subscribe("a", 0, {})
+    number = client.subscribe([Subscription("a")], {})
     client.abort()
     open_client(client, is_present=True)
     assert not client.session.requests
-    assert client.subscribe("a", 0, {}) == number + 1
+    assert client.subscribe([Subscription("a")], {}) == number + 1
     assert not events.answers
 
 
 def test_requests_above_the_broker_maximum_are_not_sent() -> None:
     client, _ = client_of()
     open_client(client, {"maximumpacketsize": 40})
-    for ask in (lambda: client.subscribe("t" * 40, 0, {}), lambda: client.unsubscribe("t" * 40, {})):
+    for ask in (lambda: client.subscribe([Subscription("t" * 40)], {}), lambda: client.unsubscribe(["t" * 40], {})):
         assert ask() == 0
     assert not client.session.requests
     assert client.take(0.0) == b""
@@ -390,16 +390,22 @@ def accepted(connack: dict[str, Any] | None = None, connect: ConnectPacket = CON
     return server, events
 
 
-def test_a_message_without_qos_ends_when_it_is_sent() -> None:
+def test_a_message_without_qos_ends_when_it_is_written() -> None:
     client, _ = client_of()
     open_client(client)
-    item = Recorded(b"x", 0, True, b"\x01\1")
+    item, later = Recorded(b"x", 0, True, b"\x01\1"), Recorded(b"y", 0)
     client.send(item)
-    assert item.ends == [None]
+    client.written()
+    assert item.ends == []
     assert client.unconfirmed == 1
     client.forget_unconfirmed()
     assert client.unconfirmed == 0
     [packet] = sent(client)
+    client.send(later)
+    client.written()
+    assert (item.ends, later.ends, client.has_unwritten) == ([None], [], True)
+    client.abort()
+    assert (item.ends, later.ends, client.has_unwritten) == ([None], ["lost"], False)
     assert (packet.retain, packet.properties) == (True, {"payloadformatindicator": 1})
 
 
@@ -410,6 +416,8 @@ def test_a_packet_of_exactly_the_limit_is_sent() -> None:
         open_client(client, {"maximumpacketsize": limit})
         item = Recorded(b"x" * 50)
         client.send(item)
+        client.take(0.0)
+        client.written()
         assert item.ends == ends
 
 
@@ -445,7 +453,7 @@ def test_only_so_many_requests_are_unanswered() -> None:
     client, events = client_of()
     open_client(client)
     while client.can_ask:
-        client.subscribe("a", 0, {})
+        client.subscribe([Subscription("a")], {})
     assert len(client.session.requests) == 100
     client.take(0.0)
     give(client, SubscribeAnswer(PacketType.SUBACK, 1, b"\x87"))
@@ -456,8 +464,8 @@ def test_only_so_many_requests_are_unanswered() -> None:
 def test_an_answer_has_one_code() -> None:
     client, _ = client_of()
     open_client(client)
-    client.subscribe("a", 0, {})
-    with pytest.raises(MqttError, match="more codes") as failure:
+    client.subscribe([Subscription("a")], {})
+    with pytest.raises(MqttError, match="number of codes") as failure:
         give(client, SubscribeAnswer(PacketType.SUBACK, 1, b"\0\0"))
     assert failure.value.code == Reason.MALFORMED_PACKET
 

@@ -36,7 +36,7 @@ def test_identifiers_go_from_1_to_65535_and_around() -> None:
 def test_an_identifier_in_use_is_passed_over() -> None:
     session = MqttSession()
     begun(session, 2)
-    session.requests.add(session.new_identifier())
+    session.requests[session.new_identifier()] = 1
     for _ in range(0xFFFF - 3):
         session.new_identifier()
     assert session.new_identifier() == 4
@@ -111,7 +111,7 @@ def test_a_kept_session_goes_on_where_it_was() -> None:
     (message,) = begun(session, 1, qos=2)
     session.received(1, 0)
     session.unreleased.add(7)
-    session.requests.add(8)
+    session.requests[8] = 1
     session.resume(True)
     assert session.unreleased == {7}
     assert not session.requests

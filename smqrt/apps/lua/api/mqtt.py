@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -21,6 +22,7 @@ from gevent.event import AsyncResult
 from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import Function, LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods, utf8
 from smqrt.apps.lua.socket_handles import StreamHandle
+from smqrt.apps.lua.sqlite import full_path
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.clients.mqtt import sparkplug
@@ -28,17 +30,18 @@ from smqrt.clients.mqtt.addresses import open_unless_untrusted, parse_addresses
 from smqrt.clients.mqtt.connect import MqttOptions, connect_error
 from smqrt.clients.mqtt.documented import PROXY_OPTIONS, TIMEOUT_MS, Inbox, InboxCall, proxy_of, start
 from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
-from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
+from smqrt.clients.mqtt.subscriptions import FilterOptions
+from smqrt.errors import ArgumentError, ClosedError, DroppedError, NoAnswer, QueueFullError, StoreError, StreamError
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import in_thread
-from smqrt.mqtt import MqttClient
+from smqrt.mqtt import Delivery, Message, MqttClient
 from smqrt.settings.option_types import make, options_of
 from smqrt.transport.stream import Stream
 from smqrt.wire.mqtt.fields import NUMBERS, TEXTS
 
 log = logging.getLogger("smqrt.mqtt")
 
-_NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus"}
+_NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus", "auth": "onauth"}
 _CALLS_PER_TAKE = 4  # six values each, since a call from Lua can't return an unlimited number of values
 
 Properties = Mapping[str, object] | bytes | None
@@ -67,7 +70,9 @@ class LuaCall(InboxCall):
         self._kind, self._ref = kind.encode(), ref
         self._function = None if ref is None else LuaFunction(vm, ref)
 
-    def __call__(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> object:
+    def __call__(
+        self, first: str | bytes | list[str], second: LuaValue, third: Properties, fourth: LuaValue = None
+    ) -> object:
         """Run the callback in this greenlet; return its first value, or NotImplemented after a logged error."""
         try:
             values = self._vm.run(self._event_ref, self._number, *self.values(first, second, third, fourth))
@@ -76,8 +81,13 @@ class LuaCall(InboxCall):
             return NotImplemented
         return values[0] if values else None
 
-    def values(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> LuaValues:
+    def values(
+        self, first: str | bytes | list[str], second: LuaValue, third: Properties, fourth: LuaValue = None
+    ) -> LuaValues:
         """Return the kind, the reference and the four arguments of an event, with packed properties or None."""
+        if isinstance(first, list):  # the answer to a list of topic filters
+            packed = bridge.dump({"topics": first, "reasons": second})
+            return b"acks", self._ref, packed, None, bridge.dump(third) if third else None, None
         if self._kind == b"status":
             return b"status", self._ref, encoded(first), second, cast(bytes, third), None
         return self._kind, self._ref, encoded(first), second, bridge.dump(third) if third else None, fourth
@@ -130,6 +140,9 @@ class MqttBinding:
         self._next = itertools.count(1).__next__
         self._clients: dict[int, MqttClient] = {}
         self._inboxes: dict[int, LuaInbox] = {}
+        self._deliveries: dict[int, Delivery] = {}  # those that have a Lua object
+        self._iterations: dict[int, Iterator[Message]] = {}
+        self._unacknowledged: dict[int, Message] = {}  # with `manualack`, those that have a Lua object
         self._openings: dict[int, AsyncResult[Stream]] = {}
         self._event_ref = 0
 
@@ -168,6 +181,9 @@ class MqttBinding:
             return answer or _SOON_S  # a number, which is true in Lua even when it is 0
 
         chosen = self._options(options)
+        if "authenticationmethod" in chosen:
+            call_auth = self._call(number, "auth")
+            chosen["onauth"] = lambda data: call_auth(data or b"", data is not None, None)
         client = MqttClient(target, status, self._call(number, "pub"), resubscribe=False, **chosen)
         self._clients[number] = client
         client.on_end(lambda: self._forget(number))
@@ -184,10 +200,15 @@ class MqttBinding:
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
         chosen = bridge.for_options(options_of(MqttOptions), chosen)
+        if chosen["version"] == 3.1:  # as other options that may be numbers, the text has become one
+            chosen["version"] = "3.1"
         # `publish` is called with Lua on the C stack, so it can't wait.
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
+        if "store" in chosen:
+            io = self._services.ios.get("home")
+            chosen["store"] = full_path(chosen["store"], io.realpath() if io else os.getcwd())
         if "timeout" in chosen:
             chosen["timeout"] = TIMEOUT_MS.check("timeout", bridge.as_number(chosen["timeout"])) / 1000
         proxy = {name: chosen.pop(name) for name in PROXY_OPTIONS if name in chosen}
@@ -299,6 +320,13 @@ class MqttBinding:
         self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
     ) -> LuaResult:
         """See `mqtt:publish`; return whether the client is connected, or nil and "full" or "toolarge"."""
+        item = self._published(number, topic, payload, qos, retain, properties)
+        return self._clients[number].connected if isinstance(item, Delivery) else item
+
+    def _published(
+        self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
+    ) -> Delivery | LuaResult:
+        """Publish a message; return its delivery, or the values for Lua of a message that was not accepted."""
         client = self._clients.get(number)
         if client is None:
             return False
@@ -307,14 +335,117 @@ class MqttBinding:
             item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
         except QueueFullError:
             return fail("full")
+        except StoreError as error:
+            return fail("storefailed", str(error))
         except ClosedError:
             return False
-        return fail("toolarge") if item.error == "toolarge" else client.connected
+        return fail("toolarge") if item.error == "toolarge" else item
+
+    def publish_delivery(
+        self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
+    ) -> LuaResult:
+        """Publish as `publish` does; return whether the client is connected, and the number of the delivery."""
+        item = self._published(number, topic, payload, qos, retain, properties)
+        if not isinstance(item, Delivery):
+            return item
+        key = self._next()
+        self._deliveries[key] = item
+        return self._clients[number].connected, key
+
+    # Clients with a store wait for the disk: the same methods without Lua on the C stack.
+    create_stored, publish_stored, publish_delivery_stored = create, publish, publish_delivery
+
+    def publish_wait(
+        self,
+        number: int,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes | None,
+        timeout_ms: float | None,
+    ) -> LuaResult:
+        """Publish as `publish` does, and block until the message is delivered; see `delivery_wait`.
+
+        Args:
+            timeout_ms: None for the option `timeout` of the client.
+        """
+        client = self._clients.get(number)
+        item = self._published(number, topic, payload, qos, retain, properties)
+        if client is None or item is False:
+            return fail("closed")
+        if not isinstance(item, Delivery):
+            return item
+        return _delivered(item, client.timeout_s if timeout_ms is None else timeout_ms / 1000)
+
+    def delivery_wait(self, key: int, timeout_ms: float | None) -> LuaResult:
+        """Block until a message is delivered.
+
+        Returns:
+            True; or nil and "timeout", "closed", "dropped", "lost", "toolarge", or "refused" and the reason code.
+        """
+        return _delivered(self._deliveries[key], None if timeout_ms is None else timeout_ms / 1000)
+
+    def delivery_status(self, key: int) -> LuaResult:
+        """Return whether the delivery is complete or has failed, and its error: nil, a word, or "refused", code."""
+        item = self._deliveries[key]
+        if isinstance(item.error, int):
+            return item.done, b"refused", item.error
+        return item.done, None if item.error is None else item.error.encode()
+
+    def delivery_dropped(self, key: int) -> None:
+        """Forget a delivery whose Lua object was collected."""
+        self._deliveries.pop(key, None)
+
+    # ---- iterations over messages
+
+    def messages(self, number: int) -> int | None:
+        """Begin an iteration over the messages without a callback; return its number, or None for an ended client."""
+        client = self._clients.get(number)
+        if client is None:
+            return None
+        client.onpub = None
+        key = self._next()
+        self._iterations[key] = iter(client)
+        return key
+
+    def next_message(self, key: int) -> LuaResult:
+        """Return topic, payload, properties, the first byte, and a number for `ack` or None; blocks. None at the end.
+
+        Only a message that must be acknowledged has a number.
+        """
+        message = next(self._iterations[key], None)
+        if message is None:
+            del self._iterations[key]
+            return None
+        ack = None
+        if message.needs_ack:
+            ack = self._next()
+            self._unacknowledged[ack] = message
+        properties = bridge.dump(message.properties) if message.properties else None
+        return encoded(message.topic), message.payload, properties, message.cpt, ack
+
+    def ack(self, key: int) -> None:
+        """Acknowledge a message; only the first call has an effect."""
+        message = self._unacknowledged.pop(key, None)
+        if message is not None:
+            message.ack()
+
+    def message_dropped(self, key: int) -> None:
+        """Forget a message whose Lua object was collected."""
+        self._unacknowledged.pop(key, None)
+
+    def messages_dropped(self, key: int) -> None:
+        """End an iteration whose Lua object was collected."""
+        self._iterations.pop(key, None)
+
+    # ---- subscriptions
 
     def subscribe(
         self,
         number: int,
         topic: bytes,
+        is_list: bool,
         onpub: int | None,
         onsuback: int | None,
         qos: int,
@@ -323,11 +454,15 @@ class MqttBinding:
         retainhandling: int,
         properties: bytes | None,
     ) -> LuaResult:
-        """See `mqtt:subscribe`; return whether the client is connected, or nil and "full"."""
+        """See `mqtt:subscribe`; return whether the client is connected, or nil and "full".
+
+        Args:
+            is_list: whether `topic` is a packed list; see `_filters`.
+        """
         return self._ask(
             number,
             MqttClient.subscribe,
-            topic.decode("utf-8", "surrogateescape"),
+            _filters(topic, is_list),
             self._optional(number, "pub", onpub),
             self._optional(number, "ack", onsuback),
             qos=qos,
@@ -346,12 +481,14 @@ class MqttBinding:
         except ClosedError:
             return False
 
-    def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> LuaResult:
+    def unsubscribe(
+        self, number: int, topic: bytes, is_list: bool, onunsuback: int | None, properties: bytes | None
+    ) -> LuaResult:
         """See `mqtt:unsubscribe`; return whether the client is connected, or nil and "full"."""
         return self._ask(
             number,
             MqttClient.unsubscribe,
-            topic.decode("utf-8", "surrogateescape"),
+            _filters(topic, is_list),
             self._optional(number, "ack", onunsuback),
             mqtt_properties(bridge.load(properties)) if properties else None,
         )
@@ -384,6 +521,18 @@ class MqttBinding:
         client = self._clients.get(number)
         return client is not None and client.disconnect(reason)
 
+    def authenticate(self, number: int, timeout_ms: float | None) -> LuaResult:
+        """See `mqtt:authenticate`; return true, or nil and "timeout" or "closed"."""
+        client = self._clients.get(number)
+        if client is None:
+            return fail("closed")
+        try:
+            return client.authenticate(None if timeout_ms is None else timeout_ms / 1000)
+        except NoAnswer:
+            return fail("timeout")
+        except ClosedError:
+            return fail("closed")
+
     def status(self, number: int) -> tuple[int, bool, bool, int, int]:
         """Return the values of `mqtt:status`: queued, connected, disconnected, dropped, refused."""
         client = self._clients.get(number)
@@ -399,6 +548,32 @@ class MqttBinding:
         with suppress(gevent.Timeout), gevent.Timeout(timeout_s):
             for client in list(self._clients.values()):
                 client.wait_closed()
+
+
+def _delivered(item: Delivery, timeout_s: float | None) -> LuaResult:
+    try:
+        return item.wait(timeout_s)
+    except NoAnswer:
+        return fail("timeout")
+    except ClosedError:
+        return fail("closed")
+    except DroppedError as error:
+        return fail("refused", error.reason) if isinstance(error.reason, int) else fail(error.reason)
+
+
+def _filters(topic: bytes, is_list: bool) -> str | list[FilterOptions]:
+    """Return a topic filter, or a list of them from a packed list of tables `{filter, qos or options}`."""
+    if not is_list:
+        return topic.decode("utf-8", "surrogateescape")
+    found: list[FilterOptions] = []
+    for item in bridge.load(topic).values():
+        name, *options = item.values()
+        text = bridge.as_text(name)
+        own = options[0] if options else None
+        if isinstance(own, dict):
+            own = {key.decode("utf-8", "replace"): value for key, value in own.items()}
+        found.append(text if own is None else (text, own))
+    return found
 
 
 _SOON_S = 0.0001  # replaces a delay of 0 seconds, which Python would take for False: no reconnect
@@ -427,8 +602,13 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
     return will
 
 
-_DIRECT = "on_event check create publish subscribe unsubscribe setwill discard end_with_app disconnect status dropped"
-_BLOCKING = "connect"
+_DIRECT = (
+    "on_event check create publish publish_delivery delivery_status delivery_dropped subscribe unsubscribe setwill "
+    "messages messages_dropped ack message_dropped discard end_with_app disconnect status dropped"
+)
+_BLOCKING = (
+    "connect publish_wait delivery_wait next_message authenticate create_stored publish_stored publish_delivery_stored"
+)
 _PARKING = "opened take"
 
 

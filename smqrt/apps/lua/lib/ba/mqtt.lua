@@ -38,12 +38,24 @@ function handlers.ack(self, f, topic, reason, properties)
   if self.is_text then onsuback(reason) else onsuback(topic, reason, load(properties)) end
 end
 
+-- The answer to a list of topic filters.
+function handlers.acks(self, f, packed, _, properties)
+  local onsuback, answer = core.deref(f), load(packed)
+  if self.is_text then onsuback(answer.reasons) else onsuback(answer.topics, answer.reasons, load(properties)) end
+end
+
 function handlers.status(self, _, kind, code, status)
   status = load(status)
   if not next(status) then status = nil end
   local onstatus = self.onstatus
   local decision = onstatus(kind, code, status) -- no tail call: a traceback would not show its name
   return decision
+end
+
+function handlers.auth(self, _, data, has_data)
+  local onauth = self.onauth
+  local answer = onauth(has_data and data or nil)
+  return answer
 end
 
 -- Connects by the application's function, in a cosocket that lasts as long as the connection.
@@ -90,30 +102,113 @@ local function qos_of(op, fname)
   return arg.optional(arg.integer, op.qos, 0, "qos", fname)
 end
 
--- syntax: mqtt:publish(topic, data [, {qos =, retain =}] [, properties]) -> whether connected | nil, "full"
+-- ---- deliveries
+
+local delivery_methods = {}
+local delivery_class = core.class("mqttdelivery", delivery_methods)
+
+-- syntax: delivery:wait([ms]) -> true | nil, "timeout" | "closed" | "dropped" | "lost" | "toolarge" | "refused" [, reason]
+function delivery_methods:wait(ms)
+  local key = arg.instance(self, delivery_class, "self", "wait").key
+  return py.delivery_wait(key, arg.optional(arg.milliseconds, ms, nil, 1, "wait"))
+end
+
+-- syntax: delivery:status() -> whether it is over, the error [, reason]
+function delivery_methods:status()
+  return py.delivery_status(arg.instance(self, delivery_class, "self", "status").key)
+end
+
+delivery_class.__gc = function(self) py.delivery_dropped(self.key) end
+
+local function with_delivery(connected, key, ...)
+  if connected == nil or not key then return connected, key, ... end
+  return connected, setmetatable({key = key}, delivery_class)
+end
+
+-- syntax: mqtt:publish(topic, data [, {qos =, retain =, wait =, delivery =}] [, properties]) -> whether connected | nil, "full"
+--         wait, true or milliseconds: as delivery:wait; delivery: also returns the delivery
 function methods:publish(topic, data, op, props)
   local number = number_of(self, "publish")
   topic, data = arg.string(topic, 1, "publish"), octets(data, 2, "publish")
   if not op then return py.publish(number, topic, data, 0, false, properties(props, 4, "publish")) end
   arg.table(op, 3, "publish")
-  return py.publish(number, topic, data, qos_of(op, "publish"), op.retain and true or false, properties(props, 4, "publish"))
+  local is_stored = self.opt and self.opt.store
+  local qos, retain, packed = qos_of(op, "publish"), op.retain and true or false, properties(props, 4, "publish")
+  if op.wait then
+    local ms = op.wait ~= true and arg.milliseconds(op.wait, "wait", "publish") or nil
+    return py.publish_wait(number, topic, data, qos, retain, packed, ms)
+  elseif op.delivery then
+    return with_delivery((is_stored and py.publish_delivery_stored or py.publish_delivery)(number, topic, data, qos, retain, packed))
+  end
+  return (is_stored and py.publish_stored or py.publish)(number, topic, data, qos, retain, packed)
 end
 
--- syntax: mqtt:subscribe(topic [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
+-- ---- messages as objects
+
+local message_methods = {}
+local message_class = core.class("mqttmessage", message_methods)
+
+-- syntax: message:ack()        with the option manualack, acknowledges a message of QoS 1 or 2
+function message_methods:ack()
+  local key = arg.instance(self, message_class, "self", "ack").key
+  if key then py.ack(key) end
+end
+
+message_class.__gc = function(self) if self.key then py.message_dropped(self.key) end end
+
+local iteration_class = {__gc = function(iteration) if iteration.key then py.messages_dropped(iteration.key) end end}
+
+-- syntax: for message in mqtt:messages() do ... end        until the client has ended
+function methods:messages()
+  local key = py.messages(number_of(self, "messages"))
+  local iteration = setmetatable({key = key}, iteration_class)
+  local has_bytearrays = self.recbta and not self.is_text
+  return function()
+    if not iteration.key then return nil end
+    local topic, payload, properties, cpt, ack = py.next_message(iteration.key)
+    if not topic then
+      iteration.key = nil
+      return nil
+    end
+    return setmetatable({
+      topic = topic, payload = has_bytearrays and create_bytearray(payload) or payload, properties = load(properties),
+      qos = (cpt >> 1) & 3, retain = cpt & 1 == 1, dup = cpt & 8 == 8, key = ack,
+    }, message_class)
+  end
+end
+
+-- A topic filter and false, or a packed list of tables {filter [, qos or options]} and true.
+local function filters_of(topic, fname)
+  if rawtype(topic) ~= "table" then return arg.string(topic, 1, fname), false end
+  local list = {}
+  for i, item in ipairs(topic) do
+    if rawtype(item) == "table" then
+      local own = item[2]
+      if own ~= nil and rawtype(own) ~= "table" then own = arg.integer(own, "qos", fname) end
+      list[i] = {arg.string(item[1], 1, fname), own}
+    else
+      list[i] = {arg.string(item, 1, fname)}
+    end
+  end
+  return dump(list), true
+end
+
+-- syntax: mqtt:subscribe(topic | {{topic [, qos | {qos =, nolocal =, ...}]}, ...} [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
 --         retainhandling =}] [, properties]) -> whether connected
 function methods:subscribe(topic, onsuback, op, props)
   local number = number_of(self, "subscribe")
   if core.type(onsuback) == "table" then onsuback, op, props = nil, onsuback, op end
-  topic = arg.string(topic, 1, "subscribe")
+  local is_list
+  topic, is_list = filters_of(topic, "subscribe")
   onsuback = arg.optional(arg["function"], onsuback, nil, 2, "subscribe")
   op = arg.optional(arg.table, op, {}, 3, "subscribe")
   local onpub = arg.optional(arg["function"], op.onpub, nil, "onpub", "subscribe")
-  return py.subscribe(number, topic, onpub and ref(onpub), onsuback and ref(onsuback), qos_of(op, "subscribe"),
+  return py.subscribe(number, topic, is_list, onpub and ref(onpub), onsuback and ref(onsuback), qos_of(op, "subscribe"),
     op.nolocal and true or false, op.retainaspublished and true or false,
     arg.optional(arg.integer, op.retainhandling, 0, "retainhandling", "subscribe"), properties(props, 4, "subscribe"))
 end
 
--- syntax: mqtt:unsubscribe(topic [, onunsuback(topic, reason, properties)] [, properties]) -> whether connected
+-- syntax: mqtt:unsubscribe(topic | {topic, ...} [, onunsuback(topic, reason, properties)] [, properties]) -> whether connected
 function methods:unsubscribe(topic, onunsuback, props)
   local number = number_of(self, "unsubscribe")
   if core.type(onunsuback) == "table" then onunsuback, props = nil, onunsuback end
@@ -122,7 +217,9 @@ function methods:unsubscribe(topic, onunsuback, props)
     local f = onunsuback
     onunsuback = function() f() end
   end
-  return py.unsubscribe(number, arg.string(topic, 1, "unsubscribe"), onunsuback and ref(onunsuback), properties(props, 3, "unsubscribe"))
+  local is_list
+  topic, is_list = filters_of(topic, "unsubscribe")
+  return py.unsubscribe(number, topic, is_list, onunsuback and ref(onunsuback), properties(props, 3, "unsubscribe"))
 end
 
 local function will_of(will, fname)
@@ -141,6 +238,12 @@ end
 function methods:setwill(will)
   local number = number_of(self, "setwill")
   py.setwill(number, will ~= nil and dump(will_of(will, "setwill")) or nil)
+end
+
+-- syntax: mqtt:authenticate([ms]) -> true | nil, "timeout" | "closed"        authenticates again (MQTT 5)
+function methods:authenticate(ms)
+  local number = number_of(self, "authenticate")
+  return py.authenticate(number, arg.optional(arg.milliseconds, ms, nil, 1, "authenticate"))
 end
 
 -- syntax: mqtt:disconnect([reason]) -> whether it was connected        without reconnecting
@@ -174,9 +277,10 @@ local function tls_of(op, fname)
 end
 
 local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
-  "inflight", "topicalias", "cleanstart", "reconnectdelay", "reconnectmax", "proxy", "proxyport", "socks", "proxyuser", "proxypass"}
+  "inflight", "topicalias", "manualack", "cleanstart", "version", "authenticationmethod", "store", "reconnectdelay", "reconnectmax",
+  "proxy", "proxyport", "socks", "proxyuser", "proxypass"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
-local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
+local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true, onauth = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
 for name, older in pairs(OLDER_NAMES) do known_options[name], known_options[older] = true, true end
 
@@ -190,13 +294,21 @@ local function warn_of_unknown(op, version, fname)
 end
 mqtt.warn_of_unknown = warn_of_unknown
 
+-- The version of a client: that of the module, or MQTT 3.1 with mqtt3c. In mqttc, the option has no meaning.
+local function version_of(given, version)
+  if version == 5 or given == nil or given == 4 then return version end
+  if tostring(given) == "3.1" then return "3.1" end
+  core.raise(format("version must be one of 4, '3.1', not '%s'", tostring(given)))
+end
+
 -- Returns the encoded options for Python, which checks most of the values.
 function mqtt.options(op, props, version, fname)
   local options = {version = version, properties = props, tls = tls_of(op, fname)}
   options.source = arg.optional(arg.string, op.intf, nil, "intf", fname)
   for _, name in ipairs(COPIED_OPTIONS) do
-    options[name] = op[name]
+    if op[name] ~= nil then options[name] = op[name] end
   end
+  options.version = version_of(op.version, version)
   for name, older in pairs(OLDER_NAMES) do
     local given = op[name] == nil and older or name
     options[name] = arg.optional(arg.string, op[given], nil, given, fname)
@@ -237,7 +349,8 @@ function mqtt.create(self, addr, op, props, version)
     addresses = mqtt.addresses(addr) or dump{""}
   end
   self.opt = op
-  self.number = py.create(addresses, socket, mqtt.options(op, props, version, "create"))
+  if op.authenticationmethod ~= nil then self.onauth = arg["function"](op.onauth, "onauth", "create") end
+  self.number = (op.store and py.create_stored or py.create)(addresses, socket, mqtt.options(op, props, version, "create"))
   clients[self.number] = self
   return setmetatable(self, class)
 end
