@@ -20,6 +20,15 @@ debian() {
   [ -z "$failed" ] || die "That failed. By hand: apt-get update && $todo"
 }
 
+# npm_packages NAME@VERSION...: makes .venv/npm/node_modules hold the packages that tests load into a browser.
+npm_packages() {
+  local stamp=.venv/npm/.installed
+  [ "$(cat $stamp 2>/dev/null)" != "$*" ] || return 0
+  echo "Installing npm packages: $*"
+  npm install --silent --no-audit --no-fund --ignore-scripts --prefix .venv/npm "$@" >/dev/null || die "That failed. By hand: npm install --prefix .venv/npm $*"
+  printf '%s' "$*" >$stamp
+}
+
 # python_env [EXTRA]: makes .venv hold the project and EXTRA; at once when setup.cfg has not changed since.
 python_env() {
   local extra=${1:-} stamp=.venv/.installed-${1:-core} want python

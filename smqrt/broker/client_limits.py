@@ -340,7 +340,7 @@ class Meter:
             dropped = len(frame_ends(batch, Outbox.frame_bytes)) - count
             session.broker.stats.drop(Drop.OVER_RATE, dropped)
             limit.refused(f"messages of {describe_client(session)}", times=dropped)
-            return route.deliver(batch[:size]) if size else None
+            return route.deliver(part_of(batch, 0, size)) if size else None
         if not self.waits:
             limit.refused(describe_client(session), f"{limit.rule}, reading from it pauses")
             self.waits = True
@@ -376,9 +376,9 @@ class Meter:
                 batch = self._held.popleft()
                 size = self._charge_permitted(batch)[1]
                 if size < len(batch):  # before routing: if a hook disconnects the client, `end` counts the rest
-                    self._held.appendleft(batch[size:])
+                    self._held.appendleft(part_of(batch, size, len(batch)))
                 if size:
-                    waits = self._session.route_held(batch[:size])
+                    waits = self._session.route_held(part_of(batch, 0, size))
                 if self._held and size < len(batch):
                     self._deliver_later(batch[size:])
                     return
@@ -392,16 +392,28 @@ class Meter:
             self._session.outbox.resume()
 
     def take_held(self) -> bytes:
-        """Remove and return the batches that are held back: the session is migrated."""
+        """Remove and return the frames that are held back: the session is migrated."""
         held, self.waits = b"".join(self._held), False
         self._held.clear()
         return held
+
+    def route_held(self) -> None:
+        """Route what is held back at once, without regard to the limits: the session is migrated."""
+        while self._held:
+            self._session.route_held(self._held.popleft())
+        self.waits = False
 
     def end(self) -> None:
         """Count the batches that are held back as dropped: the session is closed."""
         held, self._held = self._held, deque()
         for batch in held:
             self._session.broker.stats.drop(Drop.OVER_RATE, self._session.broker.measure(batch)[0])
+
+
+def part_of(batch: bytes, start: int, end: int) -> bytes:
+    """Return a part of a batch; that of an MQTT client keeps its attributes."""
+    part = batch[start:end]
+    return part if type(batch) is bytes else batch.like(part)  # type: ignore[attr-defined]  # see `broker.mqtt.messages`
 
 
 def refuse_message(session: MeteredClient, limits: PublishLimits) -> bool:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from smqrt.broker.outbox import run_at_once
 from smqrt.broker.topics import Topic
-from smqrt.wire.mqtt.fields import FilterTree, check_filter
+from smqrt.wire.mqtt.fields import check_filter
+from smqrt.wire.mqtt.filter_tree import FilterTree
 
 if TYPE_CHECKING:
     from smqrt.broker.broker import Broker

@@ -16,7 +16,8 @@ from smqrt.broker.topics import Route, Topic
 from smqrt.errors import ArgumentError
 from smqrt.settings.limits import Limit
 from smqrt.wire import smq
-from smqrt.wire.mqtt.fields import FilterTree, is_topic_filter
+from smqrt.wire.mqtt.fields import is_topic_filter
+from smqrt.wire.mqtt.filter_tree import FilterTree
 
 # ---- The clock that orders last values of several processes and nodes.
 #

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from smqrt.errors import CloseReason
 from smqrt.wire.connection_state import Life
-from smqrt.wire.mqtt.fields import FilterTree
+from smqrt.wire.mqtt.filter_tree import FilterTree
 from smqrt.wire.smq import Type
 
 BLOCKED = Life.BLOCKED  # a global, because each batch and subscriber needs it: faster than the enumeration's attribute
@@ -104,8 +104,6 @@ class Outbox:
     """Whether the client may send PubFrag packets."""
     protocol = "smq"
     """The protocol of the client: "smq" or "mqtt"."""
-    migrates = True
-    """Whether an open connection can be passed to another process."""
     torn = 0
     """Non-zero when the client has received the beginning of the first entry; that entry must not be dropped."""
 

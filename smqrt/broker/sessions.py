@@ -490,8 +490,8 @@ PORTION_BYTES = 1 << 20
 """Size of the portions in which last values are sent."""
 
 
-class EtidTaken(ValueError):
-    """Error of `join`: the ETID or the uid of the session is in use at this broker."""
+class CannotJoin(ValueError):
+    """Error of `join`: the ETID or the uid of the session is in use at this broker, or it accepts no MQTT clients."""
 
 
 # ---- Records of names
@@ -630,17 +630,30 @@ def _identity_of(record: Record, rights: Rights | None) -> Identity:
     return Identity(**known, rights=rights)
 
 
-def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None = None) -> Session:
+def join(
+    broker: Broker,
+    outbox: Outbox,
+    record: Record,
+    rights: Rights | None = None,
+    make: Callable[[Broker, Outbox, int], Session] | None = None,
+) -> Session:
     """Restore the session of a record at `broker`, whose names are adopted already.
 
     Hooks, observers and other nodes are not notified, because the client stays connected.
 
+    Args:
+        broker: the hub.
+        outbox: the connection of the client.
+        record: see `client_record`.
+        rights: the rights of users.
+        make: the class of the session; `Session` without it.
+
     Raises:
-        EtidTaken: its ETID or its uid is in use here.
+        CannotJoin: its ETID or its uid is in use here.
     """
     if broker.topic_table.is_taken(record["etid"]) or record["uid"] in broker.uids:
-        raise EtidTaken(record["etid"])
-    session = Session(broker, outbox, record["seed"])
+        raise CannotJoin(record["etid"])
+    session = (make or Session)(broker, outbox, record["seed"])
     session.uid, session.info = record["uid"], record["info"]
     session.since_s = record["since"]
     session.names_made, session.names_made_bytes = record["names"]

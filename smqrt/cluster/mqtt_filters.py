@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.wire.cluster_mqtt import Wanted
-from smqrt.wire.mqtt.fields import FilterTree
+from smqrt.wire.mqtt.filter_tree import FilterTree
 
 
 class RemoteGroup:

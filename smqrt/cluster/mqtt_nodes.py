@@ -25,7 +25,8 @@ from smqrt.wire import cluster_mqtt, smq
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire.cluster_mqtt import NEVER_MS, Wanted, WireMessages
 from smqrt.wire.cluster_packets import LinkType
-from smqrt.wire.mqtt.fields import FilterTree, is_topic_filter
+from smqrt.wire.mqtt.fields import is_topic_filter
+from smqrt.wire.mqtt.filter_tree import FilterTree
 
 MAX_FILTERS = 100_000
 """The maximum number of filters of one node. With more, it gets all messages."""

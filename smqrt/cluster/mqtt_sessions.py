@@ -215,7 +215,7 @@ class SessionMoves:
         record = session_record(device)
         record["waiting"] = record["waiting"][: len(device.take_waiting(PORTION_BYTES))]
         device.will = None
-        device.in_flight.clear()
+        device.in_flight = {}
         self._leaving[client_id] = node, device
         broker.call_later(LEAVING_S, lambda: self._end(client_id, device))
         return {"record": record, "age_s": age_s, "now_s": broker.clock()}

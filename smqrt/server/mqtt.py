@@ -12,8 +12,10 @@ from smqrt.loop.scheduling import Watcher
 from smqrt.settings.limits import MqttSettings
 from smqrt.smq.gevent_broker import mqtt_broker
 from smqrt.smq.handshake import too_many
+from smqrt.smq.mqtt_connection import sub_protocol
 from smqrt.transport.tls import Transport
 
+PATHS = ("mqtt", "mqtt/")
 LAST = -127  # the lowest priority: an application named "mqtt" takes precedence
 
 
@@ -53,15 +55,21 @@ def take_mqtt(connection: HttpConnection) -> bool:
 
 
 class MqttDirectory(Directory):
-    """`/mqtt`: WebSockets of MQTT clients."""
+    """`/mqtt`: WebSockets of MQTT clients.
+
+    It has no name: a directory with a name does not serve its path without a slash at the end, as MQTT clients send it.
+    """
 
     def __init__(self) -> None:
-        super().__init__("mqtt", LAST)
+        super().__init__("", LAST)
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
-        broker = mqtt_broker()
-        if relpath or broker is None:
+        broker = mqtt_broker() if relpath in PATHS else None
+        if broker is None:
             return False
-        broker.connect(request)
+        if sub_protocol(request) is None:
+            request.response.error(400, "MQTT clients connect here, with a WebSocket of the sub-protocol mqtt.")
+        else:
+            broker.connect(request)
         return True

@@ -62,7 +62,6 @@ class MqttConnection(RawConnection):
     __slots__ = ("_is_resuming", "_limit_bytes", "_splitter", "deadline_s", "heard_s")
     takes_fragments = False
     protocol = "mqtt"
-    migrates = False  # the client reconnects to its session
     session: MqttClient
 
     def __init__(self, sock: ClientSocket, watcher: Watcher, limit_bytes: int) -> None:
@@ -73,6 +72,40 @@ class MqttConnection(RawConnection):
         self.heard_s = time()
         self.deadline_s = 0.0
         self._is_resuming = False
+
+    # ---- migration, see `session_migration`
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a packet of the client, which is not read, is unfinished, and will be for an unknown time."""
+        return self.paused and not self.session.can_finish
+
+    def finish_packets(self) -> None:
+        """End the waiting for slow subscribers or the publish rate: the client migrates."""
+        packet = self.session.finish()
+        if packet is not None:
+            self._splitter.put_back(*packet)
+
+    def record(self) -> dict[str, Any]:
+        """Return the received bytes that are not handled, and the limit of packets."""
+        return {
+            "limit": self._limit_bytes,
+            "mqtt": self._splitter.rest + self.carry,
+            "frames": b"",
+            "ws": self.websocket,
+        }
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Continue with received bytes, see `record`; the next packet is not CONNECT."""
+        self._splitter.only, self._splitter.limit_bytes = 0, self._limit_bytes
+        self._splitter.feed(record["mqtt"])
+
+    def begin_again(self) -> None:
+        """Check the keep-alive from now on, and send what waits in the session."""
+        if self.session.keepalive_s:
+            self.set_deadline(self.session.keepalive_s)
+        if self.session.device is not None:
+            self.session.device.pump()
 
     # ---- reading
 
@@ -271,6 +304,20 @@ class MqttWsConnection(MqttConnection):
         self._frames = bytearray()
         self._last: Frame | ProtocolError | None = None
         self._close_sent = False
+
+    @property
+    def is_busy(self) -> bool:
+        """See `MqttConnection.is_busy`; also while a close frame waits for the packets before it."""
+        return self._last is not None or super().is_busy
+
+    def record(self) -> dict[str, Any]:
+        """See `MqttConnection.record`; here also the bytes of incomplete frames."""
+        return {**super().record(), "mqtt": self._splitter.rest, "frames": bytes(self._frames) + self.carry}
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """See `MqttConnection.restore`."""
+        super().restore(record)
+        self._frames += record["frames"]
 
     def feed(self, size: int) -> None:
         """See `MqttConnection.feed`."""

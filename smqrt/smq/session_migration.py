@@ -35,6 +35,7 @@ from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import WsConnection, connection_class
 from smqrt.smq.handshake import Origin, chunk_bytes, limit_chunks
 from smqrt.smq.hub_registry import RegisteredBroker, hub_registry
+from smqrt.smq.mqtt_connection import MqttConnection, mqtt_connection_class
 from smqrt.transport.tls import TlsTransport, Transport
 from smqrt.wire.connection_state import Life
 from smqrt.wire.websocket import Assembler
@@ -64,6 +65,8 @@ def connection_record(connection: RawConnection) -> Record:
     if isinstance(connection, WsConnection):
         assembler = connection.assembler
         record["ws"] = [connection.decoded, assembler.state() if assembler else None]
+    if isinstance(connection, MqttConnection):
+        record["mqtt"], record["carry"] = connection.record(), b""
     return record
 
 
@@ -75,9 +78,14 @@ def connection_of(record: Record, transport: Transport, policed: bool) -> RawCon
         transport: the socket, or the `TlsTransport`.
         policed: whether the hub has slow-consumer policies.
     """
-    watcher = get_hub().loop.io(transport.fileno(), READ)
-    make = connection_class(type(transport) is TlsTransport, record["ws"] is not None, policed)
-    connection = make(transport, watcher)
+    watcher, is_secure = get_hub().loop.io(transport.fileno(), READ), type(transport) is TlsTransport
+    connection: RawConnection
+    if "mqtt" in record:
+        found = record["mqtt"]
+        connection = mqtt_connection_class(is_secure, found["ws"])(transport, watcher, found["limit"])
+        connection.restore(found)
+    else:
+        connection = connection_class(is_secure, record["ws"] is not None, policed)(transport, watcher)
     connection.handshake, connection.life = None, Life.OPEN
     connection.carry, connection.receive_bytes = record["carry"], record["receive"]
     connection.dropped, connection.budget_bytes = record["dropped"], record["budget"]
@@ -143,20 +151,27 @@ class PrecopiedClient:
 
 def client_and_connection(session: Session, connection: RawConnection) -> Record:
     """Return the record of a client."""
-    return {"client": sessions.client_record(session), "connection": connection_record(connection)}
+    record = {"client": sessions.client_record(session), "connection": connection_record(connection)}
+    if isinstance(session, MqttClient):
+        record["mqtt"] = mqtt_records.client_record(session)
+    return record
 
 
 def is_at_rest(session: Session) -> bool:
     """Return whether the record of a client can be sent early: it can migrate, is read, and has no unfinished data.
 
-    Clients that observe topics are excluded: actions of other clients change their records.
+    Clients that observe topics are excluded: actions of other clients change their records. So are MQTT clients: the
+    messages that they get change their sessions.
     """
     connection = session.outbox
-    if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
+    if (
+        not isinstance(connection, RawConnection)
+        or isinstance(connection, MqttConnection)
+        or type(connection.transport) is TlsTransport
+    ):
         return False
     return (
-        connection.migrates
-        and not connection.paused
+        not connection.paused
         and (connection.is_forwarded or connection.watcher.active)
         and _has_no_unfinished_data(session, connection)
     )
@@ -215,6 +230,8 @@ class MovingClient:
     @property
     def is_busy(self) -> bool:
         """Whether data of the client is still being routed, or a hook is running for it."""
+        if isinstance(self.connection, MqttConnection):
+            return self.connection.is_busy
         meter = self.session.meter
         return self.connection.paused and not (meter is not None and meter.waits)
 
@@ -223,6 +240,11 @@ class MovingClient:
         connection, session = self.connection, self.session
         if self.ahead is not None and self._is_unread and self.ahead.is_valid:
             self.is_unchanged, self.record = True, self.ahead.record
+            connection.hold_back()
+            return self.record
+        if isinstance(connection, MqttConnection):
+            self.record = client_and_connection(session, connection)
+            self._carry, connection.carry = (connection.carry, b""), b""
             connection.hold_back()
             return self.record
         # Messages that the meter held back come before unrouted data, and a pending packet before both. The new hub
@@ -285,12 +307,12 @@ def _close_quietly(connection: RawConnection) -> None:
         connection.writer.close()
 
 
-def can_migrate(session: Session, with_tls: bool) -> bool:
+def can_migrate(session: Session, with_tls: bool, with_mqtt: bool = True) -> bool:
     """Return whether a client can migrate."""
     connection = session.outbox
     if not isinstance(connection, RawConnection) or session.state is not SessionState.CONNECTED:
         return False
-    if not connection.migrates:
+    if isinstance(connection, MqttConnection) and not with_mqtt:
         return False
     return with_tls or type(connection.transport) is not TlsTransport
 
@@ -318,6 +340,7 @@ class FrozenHub:
     Args:
         broker: the hub.
         with_tls: whether connections over TLS migrate.
+        with_mqtt: whether MQTT clients migrate; older versions can't restore them.
         ahead: the clients whose records were sent early.
 
     Attributes:
@@ -331,12 +354,13 @@ class FrozenHub:
         broker: RegisteredBroker,
         with_tls: bool = False,
         ahead: Mapping[Session, PrecopiedClient] = NO_PRECOPIED_CLIENTS,
+        with_mqtt: bool = True,
     ) -> None:
         self.broker = broker
         self._ahead = ahead
         self.clients: list[MovingClient] = []
         self.others: list[Session] = []
-        self._with_tls = with_tls
+        self._with_tls, self._with_mqtt = with_tls, with_mqtt
         self._seen: set[BrokerClient] = set()
         self._unhandled: list[bytes] = []
         self._onpublish = broker.hooks.onpublish
@@ -347,7 +371,7 @@ class FrozenHub:
             self._seen.add(session)
             assert isinstance(session, Session)
             connection = session.outbox
-            if isinstance(connection, RawConnection) and can_migrate(session, self._with_tls):
+            if isinstance(connection, RawConnection) and can_migrate(session, self._with_tls, self._with_mqtt):
                 self.clients.append(MovingClient(session, connection, self._ahead.get(session)))
                 continue
             self.others.append(session)
@@ -383,6 +407,8 @@ class FrozenHub:
             self.clients.remove(one)
             data_path.frozen_connections.discard(one.connection)
         self.broker.server.hold_publishes()
+        if self.broker.devices is not None:
+            self._finish_mqtt_clients()
         self._unhandled = self.broker.server.remove_unhandled()
         for one in self.clients:
             one.take()
@@ -392,15 +418,25 @@ class FrozenHub:
             "unhandled": self._unhandled,
         }
         if self.broker.devices is not None:
-            self._close_mqtt_clients()
             record["mqtt"] = mqtt_records.record_of(self.broker.devices)
         return record
 
-    def _close_mqtt_clients(self) -> None:
-        """Close the MQTT clients: they reconnect to their sessions, whose record must not change any more."""
+    def _finish_mqtt_clients(self) -> None:
+        """Deliver what MQTT clients have sent. Those that can't migrate are closed, and reconnect to their sessions."""
+        for one in list(self.clients):
+            connection = one.connection
+            if not isinstance(connection, MqttConnection):
+                continue
+            if connection.is_busy:
+                self.clients.remove(one)
+                data_path.frozen_connections.discard(connection)
+                one.session.disconnect(CloseReason.RESTARTED)
+            else:
+                connection.finish_packets()
         for session in [one for one in self.others if isinstance(one, MqttClient)]:
             session.disconnect(CloseReason.RESTARTED)
             self.others.remove(session)
+        self.broker.devices.deliver_now()
 
     def roll_back(self) -> None:
         """Roll back: all clients continue at this hub."""
@@ -533,16 +569,20 @@ class RestoredHub:
         return connection
 
     def _join(self, connection: RawConnection, record: Record) -> None:
+        is_mqtt, client = isinstance(connection, MqttConnection), record["client"]
         try:
-            connection.session = sessions.join(self.broker, connection, record["client"], self._rights)
-        except sessions.EtidTaken:
+            if is_mqtt:
+                connection.session = mqtt_records.join(self.broker, connection, client, record["mqtt"], self._rights)
+            else:
+                connection.session = sessions.join(self.broker, connection, client, self._rights)
+        except sessions.CannotJoin:
             self.refused += 1
             connection.watcher.close()
             connection.transport.close()
             return
         if size_bytes := record["connection"]["chunk"]:
             limit_chunks(connection.session, size_bytes)
-        self._placed.append((connection, record["client"]))
+        self._placed.append((connection, client))
 
     def discard(self) -> None:
         """Roll back: remove the clients, and close their descriptors in this process only."""
@@ -563,7 +603,8 @@ class RestoredHub:
         """
         self.forget_prepared()
         if self.refused:
-            log.error("clients closed, because other clients have their ETIDs or uids: %d", self.refused)
+            why = "other clients have their ETIDs or uids, or the hub does not accept MQTT clients any more"
+            log.error("clients closed, because %s: %d", why, self.refused)
         if self.broker.cluster is not None:
             self.broker.cluster.succeed(place.get("node", 0))
             self.broker.cluster.resync()
@@ -587,6 +628,8 @@ class RestoredHub:
         for connection in connections:
             connection.send_again()
             connection.paused = True
+            if isinstance(connection, MqttConnection):
+                connection.begin_again()
         gevent.spawn(self._read_again, connections, place.get("others", ()))
 
     def _read_again(self, connections: list[RawConnection], others: Iterable[int]) -> None:

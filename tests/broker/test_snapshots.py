@@ -234,9 +234,9 @@ def test_a_client_without_anything_goes_on(old: Broker, new: Broker) -> None:
 def test_a_taken_number_or_uid_is_refused(old: Broker, new: Broker) -> None:
     record = module.client_record(client(old))
     client(new)
-    with pytest.raises(module.EtidTaken):
+    with pytest.raises(module.CannotJoin):
         module.join(new, Ear(), {**record, "etid": 4711})
-    with pytest.raises(module.EtidTaken):
+    with pytest.raises(module.CannotJoin):
         module.join(new, Ear(), {**record, "uid": b"another", "etid": new.gettid()})
     assert len(new.sessions) == 1
     assert new.topic_table.get(4711) is None

@@ -123,7 +123,7 @@ class Player:
         self.clients: dict[str, Client] = {}
         if "limits" in case:
             devices = site.state.devices
-            devices.limits = replace(devices.limits, **case["limits"])
+            devices.limits = devices.retained.limits = replace(devices.limits, **case["limits"])
 
     def run(self) -> None:
         for step in self.case["steps"]:

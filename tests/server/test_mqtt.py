@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.conftest import Served
+from tests.support.pki import Authority
 
 TWO_HUBS = """
 smq = require "smq.hub"
@@ -30,7 +38,7 @@ def is_refused(port: int) -> bool:
 
 
 def application(folder: Path, code: str = TWO_HUBS) -> Path:
-    (folder / "house").mkdir()
+    (folder / "house").mkdir(parents=True)
     (folder / "house" / ".preload").write_text(code)
     return folder / "house"
 
@@ -71,3 +79,38 @@ def test_a_name_that_no_hub_has_makes_a_hub(tmp_path: Path, serve: Callable[...,
     port = serve("--mqtt", "devices", application(tmp_path)).port
     assert not is_refused(port)
     assert answer(port) == ""  # the hubs of the application have no MQTT clients
+
+
+@pytest.mark.parametrize("path", ["/mqtt", "/mqtt/"])
+def test_websockets_of_clients_that_know_no_page(tmp_path: Path, serve: Callable[..., Served], path: str) -> None:
+    served = serve("--mqtt", application(tmp_path))
+    client = paho.Client(CallbackAPIVersion.VERSION2, transport="websockets")
+    client.ws_set_options(path)
+    answers: queue.Queue[bytes] = queue.Queue()
+    client.on_message = lambda client, data, message: answers.put(message.payload)
+    client.on_connect = lambda client, *rest: client.subscribe("answer", 1)
+    client.on_subscribe = lambda client, *rest: client.publish("ask", "who", 1)
+    client.connect("127.0.0.1", served.port)
+    client.loop_start()
+    assert answers.get(timeout=20) == b"first"
+    client.disconnect()
+    client.loop_stop()
+
+
+def test_the_address_for_websockets_without_one(tmp_path: Path, serve: Callable[..., Served]) -> None:
+    served = serve("--mqtt", application(tmp_path))
+    with pytest.raises(HTTPError, match="400") as caught:
+        urlopen(f"{served.url}/mqtt")
+    assert b"sub-protocol mqtt" in caught.value.read()
+    with pytest.raises(HTTPError, match="404"):
+        urlopen(f"{serve(application(tmp_path / 'other')).url}/mqtt")
+
+
+def test_alpn(tmp_path: Path, serve: Callable[..., Served]) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.pair("server")
+    served = serve("--mqtt", application(tmp_path), "--tls-port", "0", "--cert", cert, "--key", key)
+    words = ["-p", str(served.tls_port), "--cafile", str(authority.path), "--insecure", "--tls-alpn", "mqtt"]
+    words += ["-t", "ask", "-e", "answer", "-m", "who", "-q", "1", "-W", "10"]
+    found = subprocess.run(["mosquitto_rr", *words], capture_output=True, text=True, timeout=20)
+    assert found.stdout.strip() == "first"

@@ -33,7 +33,7 @@ def filled(site: Site) -> Any:
     devices.left(device)
     for payload in (b"\0\xff", b"second"):
         device.enqueue(Message(b"house/t", payload, 1, properties=b"\x03\0\1x", expires_s=devices.broker.clock() + 100))
-    device.in_flight[9] = None
+    device.in_flight = {9: None}
     device.expect_release(3)
     devices.retained.set(Message(b"kept", b"\0value", 1, True))
     devices.retained.set(Message(b"short", b"x", 0, True, expires_s=devices.broker.clock() + 0.01))

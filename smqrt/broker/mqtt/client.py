@@ -371,6 +371,7 @@ class MqttClient(SubscribingClient):
                 self._send_disconnect(code, text.decode("utf-8", "replace") if text else "")
         super().disconnect(reason, None, detail)
         if state is SessionState.CONNECTED and device is not None and device.client is self:
+            self.lost()
             self.device = None
             will, device.will = device.will, None
             if will is not None and reason is not CloseReason.RESTARTED:

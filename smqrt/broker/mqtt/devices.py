@@ -13,7 +13,7 @@ from itertools import islice
 from weakref import ref
 
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
-from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, split_shared
+from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.outbox import Drop, Outbox, run_at_once, run_in_background
@@ -67,6 +67,7 @@ class Devices(Outbox):
     __slots__ = (
         "__weakref__",
         "_by_topic",
+        "_delivery",
         "_is_delivering",
         "_is_notifying",
         "_is_sweeping",
@@ -104,6 +105,7 @@ class Devices(Outbox):
         self._pressed: dict[Device, list[BrokerPeer]] = {}
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
+        self._delivery: Iterator[None] = iter(())
         self._is_delivering = self._is_sweeping = self._is_notifying = False
         broker.topic_table.on_named += (self._on_topic,)
         broker.topic_table.represented = self._represented
@@ -148,10 +150,10 @@ class Devices(Outbox):
         had_members = bool(one.members)
         if text not in device.subscriptions:
             device.wildcards += text.count("+")
-        device.subscriptions[text] = options
+        device.subscriptions[text] = options = shared_options(options)
         self.session_changed(device)
         if group is None:
-            one.members[device] = options
+            one.add(device, options)
         else:
             one.group(group).members[device] = options
         one.forget_deliveries()
@@ -195,7 +197,7 @@ class Devices(Outbox):
         one = self.filters.by_text[wanted]
         had_members = bool(one.members)
         if group is None:
-            del one.members[device]
+            one.discard(device)
         else:
             members = one.groups[group].members
             del members[device]
@@ -310,11 +312,18 @@ class Devices(Outbox):
         if not self._is_delivering:
             self._is_delivering = True
             clock, steps = self.broker.clock, self._deliver_all()
+            self._delivery = steps
             until_s = clock() + DELIVERY_S
             while self._is_delivering and clock() < until_s:
                 deque(islice(steps, 8), maxlen=0)
             if self._is_delivering:
                 run_in_background(steps)
+
+    def deliver_now(self) -> None:
+        """Deliver all batches at once: the clients are frozen, and what they have sent must be in their sessions."""
+        self.flush()
+        if self._is_delivering:
+            deque(self._delivery, maxlen=0)
 
     def _deliver_all(self) -> Iterator[None]:
         while self._unsent:
@@ -538,11 +547,11 @@ class Devices(Outbox):
 
     def left(self, device: Device) -> None:
         """Keep the session of a client that has disconnected, or end it."""
-        device.client, device.left_s = None, self.broker.clock()
+        device.disconnected()
+        device.left_s = self.broker.clock()
         self.groups_changed(device)
         if device.is_pressed or device.is_stuck:
             self.relieved(device)
-        device.feeds.clear()
         if not device.expiry_s:
             self.end(device)
             return

@@ -6,12 +6,13 @@ share one `FilterSet`, so that memory does not grow with topics × subscribers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
 from smqrt.broker.mqtt.messages import packed_identifier
-from smqrt.wire.mqtt.fields import FilterTree
+from smqrt.wire.mqtt.filter_tree import FilterTree
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.device import Device
@@ -35,6 +36,12 @@ class Options(NamedTuple):
     retain_as_published: bool = False
     retain_handling: int = 0
     identifier: int = 0
+
+
+@lru_cache(maxsize=1024)
+def shared_options(options: Options) -> Options:
+    """Return an object for all equal options: there are millions of subscriptions with few different ones."""
+    return options
 
 
 class Delivery(NamedTuple):
@@ -97,6 +104,7 @@ def delivery(device: Device, options: list[Options]) -> Delivery:
     )
 
 
+_Members = dict["Device", Options] | tuple["Device", Options] | tuple[()]
 _NO_GROUPS: dict[str, Group] = {}
 """Shared by filters without shared subscriptions, which most are; never written to."""
 
@@ -106,20 +114,50 @@ class Filter:
 
     Attributes:
         text: the filter, without `$share` and the group.
-        members: options by client.
         groups: shared subscriptions by name.
         alone: the set of this filter only; None until a topic has it.
         others: the sets with other filters; None until there is one.
     """
 
-    __slots__ = ("alone", "groups", "members", "others", "text")
+    __slots__ = ("_members", "alone", "groups", "others", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.members: dict[Device, Options] = {}
+        self._members: _Members = ()  # a tuple while there is only one, since most filters belong to one client
         self.groups: dict[str, Group] = _NO_GROUPS
         self.alone: FilterSet | None = None
         self.others: WeakSet[FilterSet] | None = None
+
+    @property
+    def members(self) -> Iterable[tuple[Device, Options]]:
+        """The clients, without those of shared subscriptions, and their options."""
+        members = self._members
+        if isinstance(members, dict):
+            return members.items()
+        return (members,) if members else ()
+
+    def has(self, device: Device) -> bool:
+        """Return whether a client is one of the members."""
+        members = self._members
+        return device in members if isinstance(members, dict) else len(members) == 2 and members[0] is device
+
+    def add(self, device: Device, options: Options) -> None:
+        """Add a member, or replace its options."""
+        members = self._members
+        if not isinstance(members, dict):
+            if len(members) == 0 or members[0] is device:
+                self._members = (device, options)
+                return
+            self._members = members = dict((members,))
+        members[device] = options
+
+    def discard(self, device: Device) -> None:
+        """Remove a member."""
+        members = self._members
+        if isinstance(members, dict):
+            del members[device]
+        else:
+            self._members = ()
 
     @property
     def sets(self) -> Iterator[FilterSet]:
@@ -140,7 +178,7 @@ class Filter:
     @property
     def is_empty(self) -> bool:
         """Whether nobody has subscribed."""
-        return not self.members and not self.groups
+        return not self._members and not self.groups
 
     @property
     def has_wildcard(self) -> bool:
@@ -185,7 +223,7 @@ class FilterSet:
         if self._deliveries is None:
             options: dict[Device, list[Options]] = {}
             for one in self.filters:
-                for device, chosen in one.members.items():
+                for device, chosen in one.members:
                     options.setdefault(device, []).append(chosen)
             self._deliveries = [delivery(device, chosen) for device, chosen in options.items()]
         return self._deliveries
@@ -193,7 +231,7 @@ class FilterSet:
     def has(self, device: Device) -> bool:
         """Return whether a client gets the messages, alone or in a group."""
         for one in self.filters:
-            if device in one.members or any(device in group.members for group in one.groups.values()):
+            if one.has(device) or any(device in group.members for group in one.groups.values()):
                 return True
         return False
 

@@ -32,6 +32,7 @@ _CODES = {
 
 _NO_PAYLOADS: list[bytes] = []
 _NO_PERMISSIONS: dict[bytes, bool] = {}
+_NO_ALIASES: dict[int, bytes] = {}
 """Shared by clients that do not publish; never written to."""
 _NOT_KEPT = (Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.QUOTA_EXCEEDED)
 _QOS_0, _QOS_1, _QOS_2, _NO_RUN = 0x30, 0x32, 0x34, -1  # first bytes of PUBLISH packets without flags
@@ -45,12 +46,14 @@ class Unanswered(NamedTuple):
         numbers: their packet identifiers.
         batch: the messages.
         kept: the message that is retained then.
+        is_routed: whether the hub has routed them, and only slow subscribers delay the answer.
     """
 
     qos: int
     numbers: list[bytes]
     batch: MqttBatch
     kept: Message | None = None
+    is_routed: bool = False
 
 
 def _code_of(batch: MqttBatch) -> Reason:
@@ -63,22 +66,26 @@ class PublishingClient(MqttSession):
 
     Args:
         broker, outbox, seed, origin: see `MqttSession`.
+
+    Attributes:
+        aliases: topic names by the alias that the client has chosen.
+        run_name: the topic of the last message.
     """
 
     __slots__ = (
-        "_aliases",
         "_numbers",
         "_payloads",
         "_permitted",
         "_postponed",
         "_run_first",
         "_unanswered",
+        "aliases",
         "run_name",
     )
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
-        self._aliases: dict[int, bytes] | None = None
+        self.aliases: dict[int, bytes] = _NO_ALIASES
         self._permitted = _NO_PERMISSIONS
         self.run_name = b""
         self._run_first = _NO_RUN
@@ -166,7 +173,7 @@ class PublishingClient(MqttSession):
         if not numbers:
             return waits
         if waits or self.devices.must_wait(topic, self):
-            self._unanswered = Unanswered(batch.qos, numbers, batch)
+            self._unanswered = Unanswered(batch.qos, numbers, batch, is_routed=not waits)
             return True
         self._send_answers(batch.qos, numbers, _code_of(batch))
         return False
@@ -224,13 +231,13 @@ class PublishingClient(MqttSession):
             return message.topic.encode()
         if not isinstance(alias, int) or not 0 < alias <= self.devices.limits.aliases:
             raise MqttError(Reason.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
-        if self._aliases is None:
-            self._aliases = {}
+        if self.aliases is _NO_ALIASES:
+            self.aliases = {}
         if message.topic:
-            self._aliases[alias] = message.topic.encode()
-        elif alias not in self._aliases:
+            self.aliases[alias] = message.topic.encode()
+        elif alias not in self.aliases:
             raise MqttError(Reason.PROTOCOL_ERROR, f"topic alias {alias} is unknown")
-        return self._aliases[alias]
+        return self.aliases[alias]
 
     def _ask_permission(self, name: bytes, first: int, body: bytes) -> bool:
         """Ask whether the client may publish to a topic, then publish."""
@@ -272,8 +279,8 @@ class PublishingClient(MqttSession):
         elif is_large:
             batch.large = message.payload
             self.devices.publish_large(topic, batch)
-        elif self.publish(batch) or (message.qos and self.devices.must_wait(topic, self)):
-            self._unanswered = Unanswered(message.qos, numbers, batch, kept)
+        elif (waits := self.publish(batch)) or (message.qos and self.devices.must_wait(topic, self)):
+            self._unanswered = Unanswered(message.qos, numbers, batch, kept, not waits)
             return True
         if self.broker.stats.drops[Drop.OVER_RATE] != before:
             batch.drops.append(Drop.OVER_RATE)
@@ -329,6 +336,30 @@ class PublishingClient(MqttSession):
             self._answer(unanswered)
         postponed, self._postponed = self._postponed, None
         return postponed
+
+    @property
+    def can_finish(self) -> bool:
+        """Whether a client that is not read waits only for slow subscribers, or for its publish rate; see `finish`."""
+        return (self._unanswered is not None and self._unanswered.is_routed) or (
+            self.meter is not None and self.meter.waits
+        )
+
+    def finish(self) -> tuple[int, bytes] | None:
+        """End the waiting of a client that migrates: `can_finish` is true, or it does not wait.
+
+        Returns:
+            The packet that has waited, which is to be handled next.
+        """
+        if self.meter is not None and self.meter.waits:
+            self.meter.route_held()
+        return self.resumed()
+
+    def lost(self) -> None:
+        """Remember the messages with QoS 2 that are routed and not answered: the client sends them again."""
+        unanswered, device = self._unanswered, self.device
+        if unanswered is not None and unanswered.is_routed and unanswered.qos == 2 and device is not None:
+            for number in unanswered.numbers:
+                device.expect_release(number[0] << 8 | number[1])
 
     def forget_routes(self) -> None:
         """See `Session.forget_routes`; permissions are asked for again."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 from smqrt.broker.mqtt.filters import FilterTable, Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, packed_identifier
@@ -28,10 +29,11 @@ class RetainedMessages:
 
     Attributes:
         by_name: the messages by topic name.
+        limits: the limits of MQTT clients.
         size_bytes: their memory, approximately.
     """
 
-    __slots__ = ("_broker", "_limits", "_on_change", "_properties_of", "by_name", "size_bytes")
+    __slots__ = ("_broker", "_on_change", "_properties_of", "by_name", "limits", "size_bytes")
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class RetainedMessages:
         properties_of: Callable[[bytes], bytes],
         on_change: Callable[[bytes], None],
     ) -> None:
-        self._broker, self._limits = broker, limits
+        self._broker, self.limits = broker, limits
         self._properties_of, self._on_change = properties_of, on_change
         self.by_name: dict[bytes, Message] = {}
         self.size_bytes = 0
@@ -57,8 +59,8 @@ class RetainedMessages:
                 self.forget(known)
             return True
         growth = message.size_bytes - (known.size_bytes if known is not None else 0)
-        limit = RETAINED if known is None and len(self.by_name) >= self._limits.retained else None
-        if limit is None and self.size_bytes + growth > self._limits.retained_bytes:
+        limit = RETAINED if known is None and len(self.by_name) >= self.limits.retained else None
+        if limit is None and self.size_bytes + growth > self.limits.retained_bytes:
             limit = RETAINED_MEMORY
         if limit is not None:
             limit.refused(f"the topic {ascii(name[:64])[1:]}")
@@ -80,22 +82,11 @@ class RetainedMessages:
             return b""
         return smq.publish_frame(topic.id, self._broker.server.etid, 0, found.payload)
 
-    def matching(self, text: str, options: Options) -> Iterator[Message | None]:
-        """Return the retained messages for a new subscription; they are looked up while they are sent.
-
-        Yields:
-            a message; None after many names that do not match, so that others have their turn.
-        """
-        if "+" in text or "#" in text:
-            table = FilterTable()
-            table.named(text)
-            for count, name in enumerate([*self.by_name, *self._names_with_values()], 1):
-                if table.match(name) is not None:
-                    yield from self._kept(name, options)
-                if not count % NAMES_PER_STEP:
-                    yield None
-        else:
-            yield from self._kept(text.encode(), options)
+    def matching(self, text: str, options: Options) -> RetainedFeed:
+        """Return the retained messages for a new subscription."""
+        is_wild = "+" in text or "#" in text
+        names = [*self.by_name, *self._names_with_values()] if is_wild else [text.encode()]
+        return RetainedFeed(self, text, options, names)
 
     def _names_with_values(self) -> list[bytes]:
         """Return the names of topics with last values, and without a retained message."""
@@ -103,7 +94,8 @@ class RetainedMessages:
         names = [one.topic.name for one in values or () if one.newest]
         return [name for name in names if name is not None and name not in self.by_name]
 
-    def _kept(self, name: bytes, options: Options) -> Iterator[Message]:
+    def of_topic(self, name: bytes, options: Options) -> Iterator[Message]:
+        """Return the retained message of a topic, or its last values, for a subscription."""
         identifiers = packed_identifier(options.identifier)
         found = self.by_name.get(name)
         if found is None:
@@ -119,8 +111,51 @@ class RetainedMessages:
         topic, values = self._broker.topic_table.by_name.get(name), self._broker.last_values
         if topic is None or values is None:
             return
-        qos = min(options.qos, self._limits.smq_qos)
+        qos = min(options.qos, self.limits.smq_qos)
         for frame in smq.frames(values.initial_frames(topic)):
             properties = self._properties_of(frame)
             payload = frame[smq.PUBLISH_HEADER_BYTES :]
             yield Message(name, payload, qos, True, properties, NO_EXPIRY_S, identifiers)
+
+
+class RetainedFeed:
+    """The retained messages for a new subscription, which are looked up while they are sent.
+
+    It is an iterator of messages; it returns None after many names that do not match, so that others have their turn.
+
+    Args:
+        retained: the retained messages of the hub.
+        text: the filter.
+        options: its options.
+        names: the names of the topics that are left; the filter may not match some.
+        found: messages that were looked up already.
+    """
+
+    __slots__ = ("_filters", "_retained", "found", "names", "options", "text")
+
+    def __init__(
+        self,
+        retained: RetainedMessages,
+        text: str,
+        options: Options,
+        names: Iterable[bytes],
+        found: Iterable[Message] = (),
+    ) -> None:
+        self._retained, self.text, self.options = retained, text, options
+        self.names, self.found = deque(names), deque(found)
+        self._filters = FilterTable()
+        self._filters.named(text)
+
+    def __iter__(self) -> Iterator[Message | None]:
+        return self
+
+    def __next__(self) -> Message | None:
+        for _ in range(NAMES_PER_STEP):
+            if self.found:
+                return self.found.popleft()
+            if not self.names:
+                raise StopIteration
+            name = self.names.popleft()
+            if self._filters.match(name) is not None:
+                self.found.extend(self._retained.of_topic(name, self.options))
+        return None

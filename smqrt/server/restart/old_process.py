@@ -101,7 +101,7 @@ class HandOver:
         self._late_batches: list[tuple[RegisteredBroker, tuple[int, int, bytes]]] = []
         self._late_sender: gevent.Greenlet[..., None] | None = None
         self._kept: KeptClients | None = None
-        self._knows_succession = False
+        self._knows_succession = self._takes_mqtt = False
 
     def run(self) -> None:
         """Hand over all hubs, clients and sockets; blocks. After a failure, this process continues to serve.
@@ -176,6 +176,7 @@ class HandOver:
         if ready.get("relays") is True:  # older versions have no relays
             self._kept = KeptClients(self._channel)
         self._knows_succession = ready.get("succeeds") is True
+        self._takes_mqtt = ready.get("mqtt") is True
         return [key for key in hubs if isinstance(key, str)]
 
     @staticmethod
@@ -207,7 +208,7 @@ class HandOver:
         if broker.cluster is not None and self._knows_succession:
             more = pause_other_clients(broker)
         began_s = time.monotonic()
-        hub = FrozenHub(broker, ahead=self._precopied)
+        hub = FrozenHub(broker, ahead=self._precopied, with_mqtt=self._takes_mqtt)
         try:
             hub.settle()
             broker.close_files()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from smqrt.errors import ArgumentError, MqttError
+from smqrt.wire.mqtt.filter_tree import FilterTree
 
 
 class Reason(IntEnum):
@@ -562,78 +563,6 @@ def _checked_text(topic: object) -> str:
 def unshared(topic: str) -> str:
     """Return the filter in `$share/group/filter` of a shared subscription; other filters unchanged (§4.8.2)."""
     return topic.split("/", 2)[2] if topic.startswith("$share/") and topic.count("/") >= 2 else topic
-
-
-class _Node(Generic[Value]):
-    __slots__ = ("children", "values")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node[Value]] = _NO_CHILDREN
-        self.values: tuple[Value, ...] = ()
-
-    def child(self, level: str) -> _Node[Value]:
-        """Return the node of the next level; create it if needed."""
-        if self.children is _NO_CHILDREN:
-            self.children = {}
-        found = self.children.get(level)
-        if found is None:
-            found = self.children[level] = _Node()
-        return found
-
-
-_NO_CHILDREN: dict[str, Any] = {}
-"""Shared by nodes without children, which most are; never written to."""
-
-
-class FilterTree(Generic[Value]):
-    """A value for each topic filter."""
-
-    def __init__(self) -> None:
-        self._root: _Node[Value] = _Node()
-
-    def set(self, topic_filter: str, value: Value) -> None:
-        """Set the value of a filter."""
-        node = self._root
-        for level in topic_filter.split("/"):
-            node = node.child(level)
-        node.values = (value,)
-
-    def remove(self, topic_filter: str) -> None:
-        """Remove a filter, if the tree has it."""
-        path = [self._root]
-        levels = topic_filter.split("/")
-        for level in levels:
-            child = path[-1].children.get(level)
-            if child is None:
-                return
-            path.append(child)
-        path[-1].values = ()
-        for parent, level in zip(reversed(path[:-1]), reversed(levels), strict=True):
-            node = parent.children[level]
-            if node.values or node.children:
-                return
-            del parent.children[level]
-
-    def match(self, topic: str) -> Iterator[Value]:
-        """Yield the values of the filters that match a topic name.
-
-        A wildcard at the first level matches no name that begins with "$" [MQTT-4.7.2-1].
-        """
-        levels = topic.split("/")
-        nodes = [self._root]
-        for depth, level in enumerate(levels):
-            wild = depth or not topic.startswith("$")
-            following = []
-            for node in nodes:
-                children = node.children
-                if wild and "#" in children:
-                    yield from children["#"].values
-                following += [children[name] for name in ((level, "+") if wild else (level,)) if name in children]
-            nodes = following
-        for node in nodes:
-            yield from node.values
-            if "#" in node.children:  # "a/#" matches "a" as well
-                yield from node.children["#"].values
 
 
 class Routes:

@@ -362,6 +362,16 @@ class PacketSplitter:
         self._at = 0
         return rest
 
+    @property
+    def rest(self) -> bytes:
+        """The bytes that are left."""
+        return bytes(self._buffer[self._at :])
+
+    def put_back(self, first: int, body: bytes) -> None:
+        """Let `next` return a packet again, before what is left."""
+        self._buffer[: self._at] = bytes((first,)) + varint(len(body)) + body
+        self._at = 0
+
     def next(self) -> tuple[int, bytes] | None:
         """Return the first byte and the body of the next packet, None while it is incomplete.
 

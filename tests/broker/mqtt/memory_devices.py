@@ -113,7 +113,7 @@ class DeviceHub:
             "clients": [one for one in self.broker.sessions if one != self.broker.server.etid],
             "uids": list(self.broker.uids),
             "filters": list(filters.by_text),
-            "tree": list(filters._tree._root.children),
+            "tree": list(filters._tree._root),
             "subscriptions": [topic.name for topic in topics if topic.name is not None and topic.subscribers],
             "etids": [one.id for one in topics if one.name is None and one.id != self.broker.server.etid],
             "routes": [topic.name for topic in topics if topic.cached],

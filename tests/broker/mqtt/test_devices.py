@@ -14,7 +14,8 @@ from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.records import record_of, restore
 from smqrt.broker.outbox import Drop
 from smqrt.settings.limits import MqttSettings
-from smqrt.wire.mqtt.fields import FilterTree, PacketType
+from smqrt.wire.mqtt.fields import PacketType
+from smqrt.wire.mqtt.filter_tree import FilterTree
 from tests.broker.memory_clients import heard, observe, settle, subscribe
 from tests.broker.mqtt.hub import MqttHub
 
