@@ -482,6 +482,7 @@ class Device:
     def continue_with(self, client: ConnectedClient, unsent: list[int]) -> None:
         """Continue with the connection of a client that has migrated; see `unsent`."""
         self.client, self.etid, self.ends_s, self._unsent = client, client.etid, NO_EXPIRY_S, unsent
+        self.devices.groups_changed(self)
 
     def resume(self, client: ConnectedClient) -> None:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""
