@@ -14,6 +14,8 @@ from typing import Any
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from smqrt.broker.broker import Broker
+from smqrt.broker.mqtt.devices import Devices
+from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.outbox import Outbox, QueuedMemory
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
@@ -26,8 +28,9 @@ from smqrt.cluster.node import Node
 from smqrt.errors import ProtocolError
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
-from smqrt.wire import cluster_packets, smq
+from smqrt.wire import cluster_mqtt, cluster_packets, smq
 from smqrt.wire import cluster_packets as wire
+from smqrt.wire.cluster_mqtt import Wanted, WireMessages, WireRetained
 from smqrt.wire.cluster_packets import Announced, Hello, LinkType, Packet
 from smqrt.wire.connection_state import Life
 from smqrt.wire.smq import NameNumbers
@@ -37,8 +40,9 @@ from tests.fuzz import connections
 KEY = b"k" * 32
 NODE_ID, PEER_ID, NONCE = b"n" * wire.ID_BYTES, b"p" * wire.ID_BYTES, bytes(wire.NONCE_BYTES)
 NUMBER, PEER_NUMBER = 2, 5
-OWN = wire.hello(Hello(1, 1, NODE_ID, 1, NONCE))
-PEER = wire.hello(Hello(1, 1, PEER_ID, 2, NONCE))
+VERSIONS = wire.OLDEST_VERSION, wire.VERSION
+OWN = wire.hello(Hello(*VERSIONS, NODE_ID, 1, NONCE))
+PEER = wire.hello(Hello(*VERSIONS, PEER_ID, 2, NONCE))
 HUB = b"hub"
 MAX_NAMES = 64
 
@@ -60,6 +64,8 @@ def _node() -> tuple[Node, ClusteredBroker, Ear]:
         clock=lambda: 0.0,
         limits=HubLimits(names=MAX_NAMES),
     )
+    broker.call_later = lambda delay_s, function: None
+    _subscribe(Devices(broker))
     node = Node(KEY, random=_draws(), clock_s=lambda: 1.0, clock_ns=lambda: 1)
     member = node.join(broker, HUB.decode())
     broker.create(b"own", 17)
@@ -70,6 +76,14 @@ def _node() -> tuple[Node, ClusteredBroker, Ear]:
     session.control(smq.with_id(smq.Type.OBSERVE, broker.create(b"news")))
     member.counts.count_all()
     return node, member, ear
+
+
+def _subscribe(devices: Devices) -> None:
+    device, _ = devices.open("sleeper", True)
+    device.expiry_s = 100
+    for _ in devices.subscribe(device, "house/+/temp", Options(1)):
+        pass
+    devices.left(device)
 
 
 class _Link(LinkConnection):
@@ -141,6 +155,7 @@ def _check_clean(node: Node, member: ClusteredBroker) -> None:
         "holders": member.clients.holders,
         "foreign": member.foreign,
         "interest": member.interest,
+        "filters": member.mqtt.filters,
         "clashes": member.interest._clashes,
         "clashing": member.interest._clashing,
     }
@@ -354,10 +369,21 @@ def _nats_seeds() -> list[bytes]:
     return [signed, others + bytes((0, len(first))) + first + b"\x02\x05" + smq.frame(b"\x63\0\5")]
 
 
+_MESSAGE = smq.publish_frame(7, 9, 0, b"21")
+_MQTT = [
+    *cluster_mqtt.filters([("house/+/temp", Wanted.MESSAGES), ("$share/g/a", Wanted.CONNECTED), ("a", Wanted(0))]),
+    cluster_mqtt.messages(WireMessages(b"house/a/temp", b"", _MESSAGE)),
+    cluster_mqtt.messages(WireMessages(b"house/b/temp", b"", _MESSAGE, True, 2, True, b"\x03\0\1x", 1000, None)),
+    cluster_mqtt.retained(WireRetained(5, b"house/a/temp", b"20", 1, b"", cluster_mqtt.NEVER_MS)),
+    cluster_mqtt.retained(WireRetained(6, b"house/a/temp", b"")),
+]
 SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "link-stranger": lambda: [*_frames([PEER, wire.proof(b"x", True, PEER + OWN)]), *_frames(_LINK[:3])],
     "link-newcomer": lambda: _frames([wire.numbers(Packet.NODE, [NUMBER, 7]), *_LINK]),
-    "link-node": lambda: [*_frames(_SAID), *_frames(_LINK), *_frames(_LINK[:-2] + _SAID)],
-    "link-member": lambda: [b"".join(map(_sized, _SAID)), *map(_sized, _SAID), *map(_sized, _EXTREME)],
+    "link-node": lambda: [*_frames(_SAID + _MQTT), *_frames(_LINK), *_frames(_LINK[:-2] + _SAID)],
+    "link-member": lambda: [
+        *(b"".join(map(_sized, packets)) for packets in (_SAID, _MQTT)),
+        *map(_sized, [*_SAID, *_MQTT, *_EXTREME]),
+    ],
     "link-nats": _nats_seeds,
 }

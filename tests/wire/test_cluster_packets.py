@@ -214,7 +214,7 @@ def test_packets_of_a_link_have_fixed_bytes() -> None:
     assert list(cluster_packets.etids([1, 2])) == [b"\x46\0\0\0\1\0\0\0\2"]
     peer = Announced(1, 2, b"u", b"info", b"joe")
     assert list(cluster_packets.peers([peer])) == [b"\x45\0\0\0\1" + bytes(7) + b"\2\1u\0\4info\3joe"]
-    assert (cluster_packets.OLDEST_VERSION, cluster_packets.VERSION) == (1, 1)
+    assert (cluster_packets.OLDEST_VERSION, cluster_packets.VERSION) == (1, 2)
     assert [code.value for code in Refusal] == list(range(1, 7))
 
 

@@ -183,7 +183,7 @@ class FakeOld:
             "failed": [],
         }
         channel.send(welcome, [self.port_socket.fileno()])
-        assert channel.receive(60)[0] == {"do": "ready", "hubs": [KEY], "relays": True, "succeeds": True}
+        assert channel.receive(60)[0] == {"do": "ready", "hubs": [KEY], "relays": True, "succeeds": True, "mqtt": True}
         return channel
 
     def give(self, channel: FdChannel) -> FrozenHub:
