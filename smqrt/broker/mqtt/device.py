@@ -106,6 +106,7 @@ class Device:
         client: the connected client; None while there is none.
         etid: the ETID of the last connection.
         identity: the identity of the last connection; None without users, and for a session from a file.
+        has_ended: whether it has ended; a delivery that is under way may still have messages for it.
         is_checked: whether it has a filter that matches topics which the client may not read (`mqtt.acl`).
         user: the user who owns the session; None for anonymous clients.
         version: the version of the last connection: 3, 4 or 5.
@@ -136,6 +137,7 @@ class Device:
         "etid",
         "expiry_s",
         "feeds",
+        "has_ended",
         "identity",
         "in_flight",
         "is_checked",
@@ -172,7 +174,7 @@ class Device:
         self.left_s = 0.0
         self.will: Will | None = None
         self.feeds = _NO_FEEDS
-        self.is_feeding = self.is_pressed = self.is_stuck = False
+        self.is_feeding = self.is_pressed = self.is_stuck = self.has_ended = False
         self.rows: SessionRows | None = None
 
     # ---- messages to the client
@@ -237,7 +239,9 @@ class Device:
             self.devices.session_overflowed(self)
 
     def keep(self, message: Message) -> None:
-        """Append a message to those that wait."""
+        """Append a message to those that wait, unless the session has ended: then nothing would remove it."""
+        if self.has_ended:
+            return
         if self.waiting is _NO_MESSAGES:
             self.waiting = deque()
         self.waiting.append(message)
@@ -277,7 +281,8 @@ class Device:
         self.in_flight = _NOTHING_IN_FLIGHT
 
     def forget_messages(self) -> None:
-        """Remove all messages: the session has ended."""
+        """Remove all messages: the session has ended, and gets no more."""
+        self.has_ended = True
         self.devices.waiting_bytes -= self.waiting_bytes
         self.waiting_bytes = 0
         self.waiting = _NO_MESSAGES
@@ -364,8 +369,17 @@ class Device:
         """Send retained messages, as fast as the client reads them; see `RetainedMessages.matching`."""
         if self.feeds is _NO_FEEDS:
             self.feeds = deque()
+        same = [one for one in self.feeds if not one.has_begun and one.text == messages.text]
+        for one in same:
+            if type(one) is type(messages):  # a client may subscribe again and again without reading
+                self.feeds.remove(one)
         self.feeds.append(messages)
         self.pump()
+
+    def forget_feeds(self, text: str) -> None:
+        """Send no more retained messages for a filter: the client has unsubscribed."""
+        if self.feeds:
+            self.feeds = deque(one for one in self.feeds if one.text != text)
 
     def _feed(self) -> Iterator[None]:
         try:
@@ -482,6 +496,7 @@ class Device:
     def continue_with(self, client: ConnectedClient, unsent: list[int]) -> None:
         """Continue with the connection of a client that has migrated; see `unsent`."""
         self.client, self.etid, self.ends_s, self._unsent = client, client.etid, NO_EXPIRY_S, unsent
+        self.devices.groups_changed(self)
 
     def resume(self, client: ConnectedClient) -> None:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
@@ -38,6 +39,8 @@ MAX_TIMER_S = 10.0
 EXPIRY_CHECKS_PER_STEP = 200
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
+MAX_PRESSED = 100
+"""Slow clients for which a publisher looks, so that its messages do not take longer while there are thousands."""
 MAX_PASSING = 10_000
 """Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
@@ -175,7 +178,9 @@ class Devices(DeliveryQueue):
         if group is None:
             one.add(device, options)
         else:
-            one.group(group).members[device] = options
+            shared = one.group(group)
+            shared.members[device] = options
+            shared.note(device)
         one.forget_deliveries()
         if self.broker.cluster is not None:
             self.broker.cluster.mqtt.filter_changed(text)
@@ -212,6 +217,7 @@ class Devices(DeliveryQueue):
         if device.subscriptions.pop(text, None) is None:
             return False
         device.wildcards -= text.count("+")
+        device.forget_feeds(text)
         self.session_changed(device)
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
@@ -219,9 +225,10 @@ class Devices(DeliveryQueue):
         if group is None:
             one.discard(device)
         else:
-            members = one.groups[group].members
-            del members[device]
-            if not members:
+            shared = one.groups[group]
+            del shared.members[device]
+            shared.note(device)
+            if not shared.members:
                 del one.groups[group]
         one.forget_deliveries()
         self._notify_observers(one)
@@ -359,9 +366,11 @@ class Devices(DeliveryQueue):
 
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        deliveries, may_read, batch, counts = found.deliveries, _any_device, run.batch, self.counts
+        deliveries, may_read, batch, counts = found.known_deliveries, _any_device, run.batch, self.counts
+        if deliveries is None:
+            deliveries = yield from found.deliveries()
         if self.readers.is_used:
-            readers = yield from self.readers.of(run.name, found)
+            readers = yield from self.readers.of(run.name, deliveries)
             deliveries, may_read = readers.deliveries, readers.has
         size, copies = len(batch), len(deliveries)
         messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
@@ -380,7 +389,7 @@ class Devices(DeliveryQueue):
     ) -> Iterator[None]:
         """Deliver a batch to one client of each shared subscription, or of the one with the text `wanted`."""
         cluster = self.broker.cluster
-        for group in found.groups:
+        for group in list(found.groups):
             if wanted is not None and group.text != wanted:
                 continue
             if (
@@ -391,7 +400,8 @@ class Devices(DeliveryQueue):
             ):
                 continue
             for part in run.singles() if run.count > 1 else (run,):
-                if (chosen := group.choose(may_read)) is not None:
+                chosen = yield from group.choose(may_read)
+                if chosen is not None:
                     chosen.device.deliver(part, chosen)
                 yield
 
@@ -436,11 +446,13 @@ class Devices(DeliveryQueue):
             yield from (group.text for group in one.groups.values())
 
     def groups_changed(self, device: Device) -> None:
-        """Tell other nodes that a member of shared subscriptions has connected or disconnected."""
+        """Note that a member of shared subscriptions has connected or disconnected, also at other nodes."""
         cluster = self.broker.cluster
-        if cluster is not None:
-            for text in device.subscriptions:
-                if text.startswith("$share/"):
+        for text in device.subscriptions:
+            if text.startswith("$share/") and (shared := split_shared(text)) is not None:
+                group, wanted = shared
+                self.filters.by_text[wanted].groups[group or ""].note(device)
+                if cluster is not None:
                     cluster.mqtt.filter_changed(text)
 
     def run(self, name: bytes, key: bytes, batch: bytes) -> Run:
@@ -506,7 +518,7 @@ class Devices(DeliveryQueue):
         found = self._by_topic.get(topic) if topic is not None else None
         if found is None:
             return False
-        for device, waiting in self._pressed.items():
+        for device, waiting in islice(self._pressed.items(), MAX_PRESSED):
             if found.has(device) and publisher.etid != device.etid:
                 waiting.append(publisher)
                 return True
