@@ -24,6 +24,10 @@ NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 MESSAGE_BYTES = 150
 """Memory of a waiting message beside name, payload and properties, approximately."""
+LARGE_BYTES = 0xFFFF
+"""Payloads above count for `MAX_LARGE_BYTES`; the window is enough for others."""
+MAX_LARGE_BYTES = 1 << 20
+"""Payloads of large messages in flight; with so many bytes, a client gets the next message after an acknowledgement."""
 _IDENTIFIERS = 0xFFFF
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
@@ -106,13 +110,13 @@ class Device:
         client: the connected client; None while there is none.
         etid: the ETID of the last connection.
         identity: the identity of the last connection; None without users, and for a session from a file.
-        has_ended: whether it has ended; a delivery that is under way may still have messages for it.
         is_checked: whether it has a filter that matches topics which the client may not read (`mqtt.acl`).
         user: the user who owns the session; None for anonymous clients.
         version: the version of the last connection: 3, 4 or 5.
         subscriptions: options by filter, as the client has written it.
         wildcards: the number of `+` in these.
         in_flight: messages that wait for an acknowledgement, by packet identifier; None after PUBREC.
+        large_bytes: the payloads above `LARGE_BYTES` among these.
         waiting: messages that wait for the client, or for room among those in flight.
         waiting_bytes: their memory, approximately.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
@@ -127,6 +131,7 @@ class Device:
     """
 
     __slots__ = (
+        "_stored_bytes",
         "_unsent",
         "last_number",
         "client",
@@ -137,13 +142,13 @@ class Device:
         "etid",
         "expiry_s",
         "feeds",
-        "has_ended",
         "identity",
         "in_flight",
         "is_checked",
         "is_feeding",
         "is_pressed",
         "is_stuck",
+        "large_bytes",
         "rows",
         "left_s",
         "subscriptions",
@@ -167,6 +172,7 @@ class Device:
         self.in_flight: dict[int, Message | None] = _NOTHING_IN_FLIGHT
         self.waiting = _NO_MESSAGES
         self.waiting_bytes = self.last_number = self.dropped = self.etid = self.wildcards = 0
+        self.large_bytes = self._stored_bytes = 0
         self._unsent: list[int] = _NOTHING_UNSENT  # packet identifiers in flight that this connection has not seen yet
         self.unreleased: Set[int] = _NO_NUMBERS
         self.expiry_s = 0
@@ -174,7 +180,7 @@ class Device:
         self.left_s = 0.0
         self.will: Will | None = None
         self.feeds = _NO_FEEDS
-        self.is_feeding = self.is_pressed = self.is_stuck = self.has_ended = False
+        self.is_feeding = self.is_pressed = self.is_stuck = False
         self.rows: SessionRows | None = None
 
     # ---- messages to the client
@@ -198,13 +204,14 @@ class Device:
             and not (self.waiting or self._unsent)
             and client.has_room
             and not client.peer_limit_bytes
+            and self.large_bytes < MAX_LARGE_BYTES
         ):
             sent = min(max(client.window - len(self.in_flight), 0), len(messages))
             packets = []
             rows = self.rows
             for message in messages[:sent]:
                 number = self._new_number()
-                self.in_flight[number] = message
+                self._add_in_flight(number, message)
                 if rows is not None:
                     rows.send(number, message)
                     if rows.must_wait(number):
@@ -220,7 +227,7 @@ class Device:
 
     def enqueue(self, message: Message) -> None:
         """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
-        if not self.waiting and not self._unsent and self._can_send:
+        if not self.waiting and not self._unsent and self._takes_more:
             self._transmit(message)
             return
         self.keep(message)
@@ -240,7 +247,7 @@ class Device:
 
     def keep(self, message: Message) -> None:
         """Append a message to those that wait, unless the session has ended: then nothing would remove it."""
-        if self.has_ended:
+        if self.devices.sessions.get(self.client_id) is not self:
             return
         if self.waiting is _NO_MESSAGES:
             self.waiting = deque()
@@ -279,14 +286,15 @@ class Device:
             for number in self.in_flight:
                 self.rows.complete(number)
         self.in_flight = _NOTHING_IN_FLIGHT
+        self.large_bytes = 0
+        self._count_stored(0)
 
     def forget_messages(self) -> None:
-        """Remove all messages: the session has ended, and gets no more."""
-        self.has_ended = True
+        """Remove all messages: the session has ended."""
         self.devices.waiting_bytes -= self.waiting_bytes
         self.waiting_bytes = 0
         self.waiting = _NO_MESSAGES
-        self.in_flight = _NOTHING_IN_FLIGHT
+        self.forget_in_flight()
         if self.rows is not None:
             self.rows.forget()
             self.rows = None
@@ -296,20 +304,34 @@ class Device:
         client = self.client
         return client is not None and len(self.in_flight) - len(self._unsent) < client.window and client.has_room
 
+    @property
+    def _takes_more(self) -> bool:
+        return self.large_bytes < MAX_LARGE_BYTES and self._can_send
+
+    def _add_in_flight(self, number: int, message: Message) -> None:
+        self.in_flight[number] = message
+        if len(message.payload) > LARGE_BYTES:
+            self.large_bytes += len(message.payload)
+
+    def _remove_in_flight(self, number: int) -> None:
+        message = self.in_flight.pop(number)
+        if message is not None and len(message.payload) > LARGE_BYTES:
+            self.large_bytes -= len(message.payload)
+
     def _transmit(self, message: Message, has_waited: bool = False) -> None:
         """Send a message; one that has waited is removed from `waiting` already."""
         client, rows = self.client, self.rows
         assert client is not None
         number = self._new_number() if message.qos else 0
         if rows is not None and number:
-            self.in_flight[number] = message
+            self._add_in_flight(number, message)
             if has_waited:
                 rows.send_first(number)
             else:
                 rows.send(number, message)
             self._send_row(rows, client, number, False)
         elif client.send_message(message, number, False) and number:
-            self.in_flight[number] = message
+            self._add_in_flight(number, message)
 
     def _send_row(self, rows: SessionRows, client: ConnectedClient, number: int, is_dup: bool) -> None:
         """Send a message in flight or PUBREL; with QoS 2, when the disk has the row."""
@@ -319,7 +341,7 @@ class Device:
         elif message is None:
             client.send_release(number)
         elif not client.send_message(message, number, is_dup):
-            del self.in_flight[number]
+            self._remove_in_flight(number)
             rows.complete(number)
 
     def send_saved(self, row: Row, client: ConnectedClient, number: int, is_dup: bool) -> None:
@@ -351,7 +373,7 @@ class Device:
         if self._unsent:
             self._send_again()
         now_s = self.devices.broker.clock()
-        while self.waiting and not self._unsent and self._can_send:
+        while self.waiting and not self._unsent and self._takes_more:
             message = self._next_waiting()
             if message.expires_s > now_s:
                 self._transmit(message, has_waited=True)
@@ -383,7 +405,7 @@ class Device:
 
     def _feed(self) -> Iterator[None]:
         try:
-            while self.feeds and not self.waiting and not self._unsent and self._can_send:
+            while self.feeds and not self.waiting and not self._unsent and self._takes_more:
                 feed = self.feeds[0]
                 for message in feed:
                     if message is not None and self.may_read(message.name):
@@ -457,14 +479,14 @@ class Device:
         if message is not None:
             if message.qos == 1:
                 raise MqttError(Reason.PROTOCOL_ERROR, "PUBREC of a message with QoS 1")
-            del self.in_flight[number]  # PUBREL packets are sent again in the order of PUBREC [MQTT-4.6.0-4]
+            self._remove_in_flight(number)  # PUBREL packets are sent again in the order of PUBREC [MQTT-4.6.0-4]
             self.in_flight[number] = None
             if self.rows is not None:
                 self.rows.receive(number)
         return True
 
     def _complete(self, number: int) -> None:
-        del self.in_flight[number]
+        self._remove_in_flight(number)
         if self.rows is not None:
             self.rows.complete(number)
         if number in self._unsent:
@@ -483,6 +505,32 @@ class Device:
         self.in_flight = self.in_flight or _NOTHING_IN_FLIGHT
         self.waiting = self.waiting or _NO_MESSAGES
         self.unreleased = self.unreleased or _NO_NUMBERS
+        self.count_stored()
+
+    def count_stored(self) -> None:
+        """Count the memory of the messages in flight and of a delayed will among what waits: there is no connection."""
+        messages = [one for one in self.in_flight.values() if one is not None]
+        if self.will is not None:
+            messages.append(self.will.message)
+        self._count_stored(sum(one.size_bytes + MESSAGE_BYTES for one in messages))
+
+    def _count_stored(self, size_bytes: int) -> None:
+        self.devices.waiting_bytes += size_bytes - self._stored_bytes
+        self._stored_bytes = size_bytes
+
+    def drop_in_flight(self) -> None:
+        """Remove the messages in flight: the limit of all sessions is reached, and there is no connection."""
+        count = sum(one is not None for one in self.in_flight.values())
+        self.forget_in_flight()
+        self.dropped += count
+        for _ in range(count):
+            self.devices.session_overflowed(self)
+
+    def _begin_connection(self, client: ConnectedClient) -> None:
+        self.client, self.etid, self.ends_s = client, client.etid, NO_EXPIRY_S
+        self._count_stored(0)
+        sizes = [len(one.payload) for one in self.in_flight.values() if one is not None]
+        self.large_bytes = sum(size for size in sizes if size > LARGE_BYTES)
 
     @property
     def unsent(self) -> list[int]:
@@ -495,12 +543,13 @@ class Device:
 
     def continue_with(self, client: ConnectedClient, unsent: list[int]) -> None:
         """Continue with the connection of a client that has migrated; see `unsent`."""
-        self.client, self.etid, self.ends_s, self._unsent = client, client.etid, NO_EXPIRY_S, unsent
+        self._begin_connection(client)
+        self._unsent = unsent
         self.devices.groups_changed(self)
 
     def resume(self, client: ConnectedClient) -> None:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""
-        self.client, self.etid, self.ends_s = client, client.etid, NO_EXPIRY_S
+        self._begin_connection(client)
         self._unsent = list(self.in_flight) or _NOTHING_UNSENT
         self.devices.groups_changed(self)
         self.pump()
@@ -517,4 +566,4 @@ class Device:
             elif message is None:
                 client.send_release(number)
             elif not client.send_message(message, number, True):
-                del self.in_flight[number]
+                self._remove_in_flight(number)

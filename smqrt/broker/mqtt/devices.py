@@ -39,6 +39,8 @@ MAX_TIMER_S = 10.0
 EXPIRY_CHECKS_PER_STEP = 200
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
+SUBSCRIPTION_BYTES = 400
+"""Memory of a subscription beside its filter, approximately."""
 MAX_PRESSED = 100
 """Slow clients for which a publisher looks, so that its messages do not take longer while there are thousands."""
 MAX_PASSING = 10_000
@@ -66,7 +68,9 @@ class Devices(DeliveryQueue):
         take_overs: clients that replace each other.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
-        waiting_bytes: the memory of the messages that wait in all sessions, approximately.
+        subscription_bytes: the memory of all subscriptions, approximately.
+        waiting_bytes: the memory of the messages that wait in all sessions, and of those in flight and the wills of
+            sessions without a connection, approximately.
         pack: see `Encoder`.
         ledger: the changes that are to be saved; None for a hub without `persist`.
         unnamed_topics: topics that MQTT can't name; they do not exist for MQTT clients.
@@ -92,6 +96,7 @@ class Devices(DeliveryQueue):
         "readers",
         "retained",
         "sessions",
+        "subscription_bytes",
         "system",
         "take_overs",
         "unnamed_topics",
@@ -111,7 +116,7 @@ class Devices(DeliveryQueue):
         self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))
         self.system = SystemTopics(self)
         self.counts = self.system.counts
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.subscription_bytes = 0
         self.ledger: Ledger | None = None
         self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
         self._by_topic: dict[Topic, FilterSet] = {}
@@ -172,7 +177,7 @@ class Devices(DeliveryQueue):
         one = known or self.filters.named(wanted)
         had_members = bool(one.members)
         if text not in device.subscriptions:
-            device.wildcards += text.count("+")
+            self._count_filter(device, text, 1)
         device.subscriptions[text] = options = shared_options(options)
         self.session_changed(device)
         if group is None:
@@ -190,6 +195,10 @@ class Devices(DeliveryQueue):
             self._notify_observers(one)
             if self.broker.cluster is not None and bool(one.members) is not had_members:
                 run_at_once(self._interests_changed(one), self.broker.clock)
+
+    def _count_filter(self, device: Device, text: str, sign: int) -> None:
+        device.wildcards += sign * text.count("+")
+        self.subscription_bytes += sign * (len(text.encode()) + SUBSCRIPTION_BYTES)
 
     def _match_topics(self, one: Filter) -> Iterator[None]:
         table = self.broker.topic_table
@@ -216,7 +225,7 @@ class Devices(DeliveryQueue):
         """End a subscription; return whether there was one."""
         if device.subscriptions.pop(text, None) is None:
             return False
-        device.wildcards -= text.count("+")
+        self._count_filter(device, text, -1)
         device.forget_feeds(text)
         self.session_changed(device)
         group, wanted = split_shared(text) or (None, text)
@@ -569,6 +578,8 @@ class Devices(DeliveryQueue):
             SESSIONS.refused(f"the MQTT client {ascii(device.client_id[:64])}")
             self.end(device)
             return
+        if self.waiting_bytes > self.limits.total_queued_bytes:
+            device.drop_in_flight()
         self.offline[device] = None
         device.ends_s = NO_EXPIRY_S
         if device.expiry_s != NEVER_S:
