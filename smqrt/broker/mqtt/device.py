@@ -271,6 +271,8 @@ class Device:
         taken: list[Message] = []
         while self.waiting and size_bytes > 0:
             taken.append(self._next_waiting())
+            if self.rows is not None:
+                self.rows.drop_first()
             size_bytes -= taken[-1].size_bytes + MESSAGE_BYTES
         return taken
 
@@ -429,10 +431,10 @@ class Device:
         waiting = self.waiting
         if self.is_checked and waiting:
             kept = [one for one in waiting if self.may_read(one.name)]
+            if len(kept) == len(waiting):
+                return
             self.devices.broker.stats.drop(Drop.DENIED, len(waiting) - len(kept))
-            self.devices.waiting_bytes -= self.waiting_bytes
-            self.waiting_bytes = 0
-            self.waiting = _NO_MESSAGES
+            self.take_waiting(self.waiting_bytes)
             for one in kept:
                 self.keep(one)
 

@@ -22,6 +22,8 @@ WAITING, SENT, RELEASING, RECEIVED = range(4)
 the packet identifier of a received message with QoS 2 that waits for PUBREL."""
 MAX_HELD = 1000
 """Acknowledgements of one client that wait for the disk; then the client is not read until half of them are sent."""
+MAX_TOTAL_HELD = 100_000
+"""Packets of all clients that wait for the disk; then each client waits for its own before it is read again."""
 MAX_RELEASED = 64
 """Removed packet identifiers of a session that are remembered, apart from those that are still in the file."""
 KEYS_PER_STEP = 50
