@@ -14,9 +14,11 @@ from smqrt.broker.mqtt import subscribing
 from smqrt.broker.mqtt.device import MAX_LARGE_BYTES
 from smqrt.broker.mqtt.filters import Delivery, FilterSet, Options
 from smqrt.broker.mqtt.ledger import Ledger
-from smqrt.broker.mqtt.messages import Message
+from smqrt.broker.mqtt.messages import Message, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
+from smqrt.broker.outbox import Drop
 from smqrt.settings.limits import MqttSettings
+from smqrt.wire import smq
 from tests.broker.memory_clients import settle
 from tests.broker.mqtt.hub import MqttHub
 
@@ -197,3 +199,21 @@ def test_a_million_changes_are_taken_in_portions(monkeypatch: pytest.MonkeyPatch
     list(steps)
     assert len(group.retained) == 25
     assert list(ledger.dirty) == [b"later"]
+
+
+def test_large_payloads_count_for_what_waits_for_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smqrt.broker.mqtt.delivery.MAX_UNSENT_BYTES", 1_000_000)
+    hub = MqttHub()
+    hub.client("device", "t")
+    topic = hub.devices.topic_for(b"t")
+    assert topic is not None
+    hub.devices._is_delivering = True  # the loop has no time for deliveries
+    for _ in range(10):
+        batch = mqtt_batch(smq.publish_frame(topic.id, 7, 0, b""), 0)
+        batch.large = bytes(400_000)
+        hub.devices.put(batch)
+    hub.devices.flush()
+    assert len(hub.devices._unsent) == 3
+    assert hub.broker.stats.drops[Drop.OVER_GLOBAL_BUDGET] == 7
+    list(hub.devices._deliver_all())
+    assert hub.devices._unsent_bytes == 0
