@@ -206,6 +206,7 @@ class SessionMoves:
         devices, age_s = broker.devices, self._age_s(device)
         client = broker.uids.get(uid_of(client_id))
         if client is not None:
+            devices.take_overs.record(client_id)
             client.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
         if devices.sessions.get(client_id) is not device:
             return {}
