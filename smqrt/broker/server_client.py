@@ -13,7 +13,7 @@ from typing import Any
 
 from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.application import mqtt_payload
+from smqrt.broker.mqtt.application import MqttPayload, mqtt_payload
 from smqrt.broker.mqtt.messages import MqttBatch
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination, traced
@@ -54,6 +54,11 @@ class Arrived(bytes):
         return arrived
 
 
+def _memory_of(data: bytes) -> int:
+    properties = data.batch.properties if isinstance(data, MqttPayload) else b""
+    return len(data) + len(properties) + WAITING_MESSAGE_BYTES
+
+
 class HandlerQueue:
     """Queue of one handler, which is called for one message at a time, even if it blocks.
 
@@ -78,7 +83,7 @@ class HandlerQueue:
                 self._overflowed()
             else:
                 self._waiting.append((data, ptid, tid, stid))
-                self._waiting_bytes += len(data) + WAITING_MESSAGE_BYTES
+                self._waiting_bytes += _memory_of(data)
             return
         answer = self._handler(data, ptid, tid, stid)
         if isinstance(answer, Deferred) and not answer.done:
@@ -91,8 +96,13 @@ class HandlerQueue:
         return len(self._waiting) + self._busy
 
     def take(self) -> list[bytes]:
-        """Remove and return the messages that wait, as frames."""
-        taken = [smq.publish_frame(tid, ptid, stid, data) for data, ptid, tid, stid in self._waiting]
+        """Remove and return the messages that wait, as frames; those that do not fit a frame are lost."""
+        taken = []
+        for data, ptid, tid, stid in self._waiting:
+            if len(data) > smq.MAX_PAYLOAD_BYTES:
+                self._overflowed()
+            else:
+                taken.append(smq.publish_frame(tid, ptid, stid, data))
         self._waiting.clear()
         self._waiting_bytes = 0
         return taken
@@ -101,7 +111,7 @@ class HandlerQueue:
         """Deliver the waiting messages until the handler blocks again."""
         while self._waiting:
             message = self._waiting.popleft()
-            self._waiting_bytes -= len(message[0]) + WAITING_MESSAGE_BYTES
+            self._waiting_bytes -= _memory_of(message[0])
             self._busy = False
             self.deliver(*message)
             if self._busy:
@@ -379,7 +389,9 @@ class ServerClient(Outbox):
         batches = [batch for queue in self._queues() for batch in queue.take()]
         for batch in [*self._unread, *self.queue]:
             # A batch of another node for a topic with `once` is handled there, or sent here again by that node.
-            if batch and not (isinstance(batch, Arrived) and int.from_bytes(batch[smq.TID], "big") in self.once):
+            if isinstance(batch, MqttBatch) and batch.large is not None:  # its frame has no payload
+                self.broker.stats.drop(Drop.TOO_LARGE, 1)
+            elif batch and not (isinstance(batch, Arrived) and int.from_bytes(batch[smq.TID], "big") in self.once):
                 batches.append(batch)
         self._unread.clear()
         self.queue = []

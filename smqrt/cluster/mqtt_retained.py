@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from smqrt.broker.last_values import MAX_STAMP, clock
 from smqrt.broker.mqtt.filters import mqtt_name
@@ -52,7 +53,7 @@ class RetainedSync:
         self._deleted.pop(name, None)
         if name not in kept:
             self._deleted[name] = now_s + DELETED_S
-        for oldest in list(self._deleted)[:2]:  # two for each change, so that it takes no long time
+        for oldest in list(islice(self._deleted, 2)):  # two for each change, so that it takes no long time
             if self._deleted[oldest] <= now_s or len(self._deleted) > MAX_DELETED:
                 del self._deleted[oldest], self._stamps[oldest]
         if len(self._stamps) > len(kept) + len(self._deleted) + SPARE_STAMPS:

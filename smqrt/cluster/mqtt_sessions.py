@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.client import UID_PREFIX, uid_of
+from smqrt.broker.mqtt.client import MAX_UID_BYTES, UID_PREFIX, uid_of
 from smqrt.broker.mqtt.device import NEVER_S, Device
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
@@ -206,6 +206,7 @@ class SessionMoves:
         devices, age_s = broker.devices, self._age_s(device)
         client = broker.uids.get(uid_of(client_id))
         if client is not None:
+            devices.take_overs.record(client_id)
             client.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
         if devices.sessions.get(client_id) is not device:
             return {}
@@ -274,7 +275,8 @@ class SessionMoves:
         sessions: dict[str, Device] = self._state.broker.devices.sessions
         found = sessions.get(uid.removeprefix(UID_PREFIX).decode("utf-8", "replace"))
         if found is None and uid.startswith(UID_PREFIX + b"#"):  # of a long client id
-            found = next((one for client_id, one in sessions.items() if uid_of(client_id) == uid), None)
+            long = (one for client_id, one in sessions.items() if len(client_id) > MAX_UID_BYTES // 4)
+            found = next((one for one in long if uid_of(one.client_id) == uid), None)
         return found if found is not None and uid_of(found.client_id) == uid else None
 
     def _age_s(self, device: Device) -> float:

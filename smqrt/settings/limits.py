@@ -294,7 +294,10 @@ class MqttSettings:
     )
     queued_bytes: int = option(1 << 20, whole(1), "Bytes of the messages that wait for one client.")
     total_queued_bytes: int = option(
-        256 << 20, whole(1), "Bytes of the messages that wait for all clients of a hub; beyond, as `queued_bytes`."
+        256 << 20,
+        whole(1),
+        "Bytes of the messages that wait for all clients of a hub, with those in flight to clients without a "
+        "connection; beyond, as `queued_bytes`.",
     )
     sessions: int = option(100_000, whole(1), "Sessions of a hub that are kept without a connection.")
     retained: int = option(250_000, whole(1), "Retained messages of a hub; beyond, PUBACK 0x97.")

@@ -9,6 +9,8 @@ import pytest
 
 from smqrt.broker import server_client as module
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt.application import mqtt_payload
+from smqrt.broker.mqtt.messages import mqtt_batch
 from smqrt.broker.outbox import Drop, dirty
 from smqrt.broker.server_client import Arrived, HandlerQueue, ServerClient
 from smqrt.broker.state import Hooks
@@ -469,3 +471,21 @@ def test_a_closed_server_calls_no_handler(server: ServerClient, topic: Topic) ->
 def test_the_server_has_no_identity(server: ServerClient) -> None:
     assert server.identity is None
     assert (server.uid, server.info) == (b"SMQ server client", b"")
+
+
+def test_large_messages_that_wait_do_not_migrate() -> None:
+    lost: list[int] = []
+    queue = HandlerQueue(lambda *call: Deferred[None](), lambda: lost.append(1))
+    for data in (b"handled", bytes(100_000), b"small"):
+        queue.deliver(data, 1, 2, 0)
+    assert queue.take() == [smq.publish_frame(2, 1, 0, b"small")]
+    assert len(lost) == 1
+
+
+def test_properties_count_for_the_messages_that_wait() -> None:
+    lost: list[int] = []
+    queue = HandlerQueue(lambda *call: Deferred[None](), lambda: lost.append(1))
+    payload = mqtt_payload(b"x", mqtt_batch(b"", 1, properties=bytes(9 << 20)))
+    for _ in range(5):
+        queue.deliver(payload, 1, 2, 0)
+    assert (queue.unhandled, len(lost)) == (3, 2)

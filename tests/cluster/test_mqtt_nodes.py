@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smqrt.broker.mqtt import large_messages
+from smqrt.broker.mqtt.application import PublishOptions
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import mqtt_batch
 from smqrt.broker.outbox import Drop
@@ -13,6 +14,7 @@ from smqrt.broker.topics import HubLimits
 from smqrt.cluster import mqtt_nodes
 from smqrt.cluster.remote_node import ForwardedRoute
 from smqrt.wire import smq
+from smqrt.wire.mqtt.fields import PacketType, pack_properties
 from tests.broker.memory_clients import heard
 from tests.broker.memory_clients import subscribe as smq_subscribe
 from tests.cluster.mqtt_hubs import MqttCluster
@@ -366,3 +368,16 @@ def test_nodes_of_the_last_release_get_interest_in_shared_subscriptions() -> Non
     cluster.settle()
     cluster.publish(0, b"job", b"1")
     assert shared.take() == [b"1"]
+
+
+def test_messages_of_applications_keep_their_attributes() -> None:
+    cluster = MqttCluster()
+    one, other = cluster.hubs
+    _, ear = other.client("reader", "house/#", qos=2)
+    cluster.settle()
+    packed = pack_properties({"unit": "C"}, PacketType.PUBLISH)
+    one.broker.publish_mqtt(b"21", b"house/temp", PublishOptions(2, True, 60, {"unit": "C"}))
+    cluster.settle()
+    assert ear.take() == [b"21"]
+    kept = other.devices.retained.by_name[b"house/temp"]
+    assert (kept.payload, kept.qos, kept.properties, kept.expires_s) == (b"21", 2, packed, 60)

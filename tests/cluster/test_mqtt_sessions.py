@@ -6,6 +6,7 @@ import pytest
 
 from smqrt.auth.identity import Identity, Method
 from smqrt.broker.mqtt.messages import Message
+from smqrt.broker.mqtt.take_overs import MAX_TAKE_OVERS, WINDOW_S
 from smqrt.cluster import mqtt_sessions
 from smqrt.wire.mqtt.fields import PacketType
 from smqrt.wire.mqtt.packets import (
@@ -242,3 +243,18 @@ def test_clients_of_nodes_of_the_last_release(at: int) -> None:
     assert device.closed_with == 0x8E
     assert again.is_kept is False
     assert "d" in cluster.hubs[at].devices.sessions
+
+
+def test_clients_of_several_nodes_that_replace_each_other_wait() -> None:
+    cluster = MqttCluster()
+    devices = [Device(cluster, at % 2, "same") for at in range(2 * MAX_TAKE_OVERS)]
+    assert all(one.is_kept is not None for one in devices)
+    waiting = Device(cluster, 0, "same")
+    assert waiting.is_kept is None
+    assert devices[-1].closed_with is None
+    for hub in cluster.hubs:
+        hub.tick(WINDOW_S)
+    waiting.settle()
+    assert waiting.is_kept
+    devices[-1].settle()
+    assert devices[-1].closed_with == 0x8E

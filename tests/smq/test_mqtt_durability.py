@@ -320,3 +320,41 @@ def write_former(world: World, record: dict[str, Any]) -> None:
     text = json.dumps(record, default=mqtt_tables._text_of)
     row = "s", text, mqtt_tables._checksum(b"s", text.encode())
     world.file.execute("INSERT OR REPLACE INTO mqtt_sessions VALUES (?, ?, ?)", row)
+
+
+def test_rows_follow_waiting_messages_that_are_denied_or_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = DurableWorld()
+    world.sleeper(b"s", b"#", 1).lost()
+    publisher = world.client(b"p")
+    for number in (1, 2, 3, 4):
+        publisher.feed(publish(b"t%d" % number, b"x", number))
+    world.write()
+    device = world.hub.devices.sessions["s"]
+    rows = device.rows
+    assert rows is not None
+    device.is_checked = True
+    monkeypatch.setattr(type(device), "may_read", lambda self, name: name != b"t2")
+    device.drop_denied()
+    assert [row.message.name for row in rows.waiting if row.message] == [b"t1", b"t3", b"t4"]
+    assert [one.name for one in device.take_waiting(1)] == [b"t1"]
+    assert [row.message.name for row in rows.waiting if row.message] == [b"t3", b"t4"]
+    world.write()
+    world.restart()
+    assert [one.name for one in world.hub.devices.sessions["s"].waiting] == [b"t3", b"t4"]
+
+
+def test_acknowledgements_of_all_clients_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that connects again and again while the disk fails would leave more and more of them."""
+    monkeypatch.setattr(publishing, "MAX_TOTAL_HELD", 3)
+    world = DurableWorld()
+    world.sleeper(b"s", b"t", 1)
+    paused = []
+    for name in (b"p", b"q", b"r"):
+        session = world.client(name).session
+        for number in (1, 2):
+            paused.append(session.packet(0x33, publish(b"t", b"x", number)[2:]))
+            world.loop()
+    assert paused == [False, False, False, True, True, True]
+    world.write()
+    assert not world.hub.devices.ledger.held
+    assert not session.is_held_back

@@ -44,6 +44,7 @@ REBUILT = {
     SubscribingClient: {"_is_paused": "the client is not subscribing", "is_subscribing": "the same"},
     MqttClient: {"_connect_packet": "it is connected", "is_new_id": "for CONNACK only"},
     Device: {
+        "_stored_bytes": "it is connected",
         "client": "the client's new session",
         "devices": "the other hub's",
         "ends_s": "it is connected",
@@ -53,6 +54,7 @@ REBUILT = {
         "is_feeding": "begins again",
         "is_pressed": "publishers have got their answers",
         "is_stuck": "the same",
+        "large_bytes": "the sum of the messages",
         "left_s": "it is connected",
         "rows": "those of the other hub's file",
         "waiting_bytes": "the sum of the messages",
@@ -75,7 +77,7 @@ MOVED = {
         "_unsent", "client_id", "dropped", "expiry_s", "feeds", "in_flight", "last_number", "subscriptions",
         "unreleased", "user", "version", "waiting", "will",
     },
-    RetainedFeed: {"found", "names", "options", "text"},
+    RetainedFeed: {"_names", "found", "options", "text"},
     MqttConnection: {"_limit_bytes", "_splitter"},
     MqttWsConnection: {"_frames"},
 }  # fmt: skip

@@ -35,13 +35,14 @@ class Exchange:
         data: the data for the client that comes with success.
     """
 
-    __slots__ = ("_client", "_is_asked", "_number", "data", "method")
+    __slots__ = ("_client", "_ends_s", "_is_asked", "_is_timed", "data", "method")
 
     def __init__(self, client: MqttClient, method: str) -> None:
         self._client, self.method = client, method
         self.data = b""
         self._is_asked = False  # whether the client has to send AUTH
-        self._number = 0  # of exchanges, so that a deadline is that of its own one
+        self._ends_s = 0.0  # the deadline of the last exchange
+        self._is_timed = False
 
     @property
     def properties(self) -> dict[str, object]:
@@ -86,14 +87,20 @@ class Exchange:
         return self._ask(properties)
 
     def _start_deadline(self) -> None:
-        self._number += 1
-        number, devices = self._number, self._client.devices
+        devices = self._client.devices
+        self._ends_s = devices.broker.clock() + devices.handshake_s
+        if not self._is_timed:  # one timer for all exchanges: a client may begin many in this time
+            self._is_timed = True
+            devices.broker.call_later(devices.handshake_s, self._check_deadline)
 
-        def expire() -> None:
-            if number == self._number and self._is_asked and not self._client.closed:
-                self._client.disconnect(CloseReason.LOGIN_ENDED, b"", "the re-authentication timed out")
-
-        devices.broker.call_later(devices.handshake_s, expire)
+    def _check_deadline(self) -> None:
+        client, broker = self._client, self._client.broker
+        left_s = self._ends_s - broker.clock()
+        self._is_timed = self._is_asked and left_s > 0 and not client.closed
+        if self._is_timed:
+            broker.call_later(left_s, self._check_deadline)
+        elif self._is_asked and not client.closed:
+            client.disconnect(CloseReason.LOGIN_ENDED, b"", "the re-authentication timed out")
 
     # ---- migration to another process
 

@@ -268,17 +268,22 @@ class MqttClient(SubscribingClient):
             self.accept()
             return False
 
-        def resume() -> None:
-            done = not self.closed and self.call_or_disconnect(lambda _: self._accept_in_turn(), None)
-            if done and self.state is not SessionState.AUTHENTICATING:
-                self.outbox.resume()
-
-        if self.devices.take_overs.hold(self, old, resume):
+        if self._waits_for_turn(old, self._accept_in_turn):
             return True
         self.accept()
         if self.state is SessionState.CONNECTED:
             self.devices.take_overs.record(self.client_id)
         return False
+
+    def _waits_for_turn(self, old: MqttClient | None, then: Callable[[], bool]) -> bool:
+        """Return whether the client has to wait, see `TakeOvers.hold`; then it continues with `then`."""
+
+        def resume() -> None:
+            done = not self.closed and self.call_or_disconnect(lambda _: then(), None)
+            if done and self.state is not SessionState.AUTHENTICATING:
+                self.outbox.resume()
+
+        return self.devices.take_overs.hold(self, old, resume)
 
     @property
     def _user(self) -> str | None:
@@ -294,6 +299,10 @@ class MqttClient(SubscribingClient):
         cluster, packet = self.broker.cluster, self._connect_packet
         if cluster is None or self.is_new_id or packet is None:
             return self._accept_in_turn()
+        old = self.broker.uids.get(self.uid)
+        is_own = not self._is_other_users_id
+        if is_own and self._waits_for_turn(old if isinstance(old, MqttClient) else None, self._enter):
+            return True
 
         def taken(permitted: Any) -> bool:
             if permitted:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from smqrt.broker.mqtt.messages import Mark
+from smqrt.broker.mqtt.messages import Mark, MqttBatch
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.state import BrokerState
 from smqrt.wire import smq
@@ -66,7 +66,7 @@ class DeliveryQueue(Outbox):
                 self.broker.stats.drop(Drop.OVER_GLOBAL_BUDGET, smq.count_frames(batch))
             else:
                 self._unsent.append(batch)
-                self._unsent_bytes += len(batch) + BATCH_BYTES
+                self._unsent_bytes += _memory_of(batch)
         if not self._is_delivering:
             self._is_delivering = True
             self._steps = self._deliver_all()
@@ -99,7 +99,7 @@ class DeliveryQueue(Outbox):
         try:
             while self._unsent:
                 batch = self._unsent.popleft()
-                self._unsent_bytes -= len(batch) + BATCH_BYTES
+                self._unsent_bytes -= _memory_of(batch)
                 if isinstance(batch, Mark):
                     batch.reached()
                     yield
@@ -107,3 +107,13 @@ class DeliveryQueue(Outbox):
                     yield from self.deliver_batch(batch)
         finally:  # also after an error: the next batch starts again
             self._is_delivering = False
+
+
+def _memory_of(batch: bytes) -> int:
+    """Return the memory of a batch, approximately; the frame of a large message does not have the payload."""
+    size = len(batch) + BATCH_BYTES
+    if isinstance(batch, MqttBatch):
+        size += len(batch.properties)
+        if batch.large is not None:
+            size += len(batch.large)
+    return size

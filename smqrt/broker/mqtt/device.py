@@ -24,6 +24,10 @@ NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 MESSAGE_BYTES = 150
 """Memory of a waiting message beside name, payload and properties, approximately."""
+LARGE_BYTES = 0xFFFF
+"""Payloads above count for `MAX_LARGE_BYTES`; the window is enough for others."""
+MAX_LARGE_BYTES = 1 << 20
+"""Payloads of large messages in flight; with so many bytes, a client gets the next message after an acknowledgement."""
 _IDENTIFIERS = 0xFFFF
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
@@ -112,6 +116,7 @@ class Device:
         subscriptions: options by filter, as the client has written it.
         wildcards: the number of `+` in these.
         in_flight: messages that wait for an acknowledgement, by packet identifier; None after PUBREC.
+        large_bytes: the payloads above `LARGE_BYTES` among these.
         waiting: messages that wait for the client, or for room among those in flight.
         waiting_bytes: their memory, approximately.
         unreleased: packet identifiers of received QoS 2 messages without PUBREL.
@@ -126,6 +131,7 @@ class Device:
     """
 
     __slots__ = (
+        "_stored_bytes",
         "_unsent",
         "last_number",
         "client",
@@ -142,6 +148,7 @@ class Device:
         "is_feeding",
         "is_pressed",
         "is_stuck",
+        "large_bytes",
         "rows",
         "left_s",
         "subscriptions",
@@ -165,6 +172,7 @@ class Device:
         self.in_flight: dict[int, Message | None] = _NOTHING_IN_FLIGHT
         self.waiting = _NO_MESSAGES
         self.waiting_bytes = self.last_number = self.dropped = self.etid = self.wildcards = 0
+        self.large_bytes = self._stored_bytes = 0
         self._unsent: list[int] = _NOTHING_UNSENT  # packet identifiers in flight that this connection has not seen yet
         self.unreleased: Set[int] = _NO_NUMBERS
         self.expiry_s = 0
@@ -196,13 +204,14 @@ class Device:
             and not (self.waiting or self._unsent)
             and client.has_room
             and not client.peer_limit_bytes
+            and self.large_bytes < MAX_LARGE_BYTES
         ):
             sent = min(max(client.window - len(self.in_flight), 0), len(messages))
             packets = []
             rows = self.rows
             for message in messages[:sent]:
                 number = self._new_number()
-                self.in_flight[number] = message
+                self._add_in_flight(number, message)
                 if rows is not None:
                     rows.send(number, message)
                     if rows.must_wait(number):
@@ -218,7 +227,7 @@ class Device:
 
     def enqueue(self, message: Message) -> None:
         """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
-        if not self.waiting and not self._unsent and self._can_send:
+        if not self.waiting and not self._unsent and self._takes_more:
             self._transmit(message)
             return
         self.keep(message)
@@ -237,7 +246,9 @@ class Device:
             self.devices.session_overflowed(self)
 
     def keep(self, message: Message) -> None:
-        """Append a message to those that wait."""
+        """Append a message to those that wait, unless the session has ended: then nothing would remove it."""
+        if self.devices.sessions.get(self.client_id) is not self:
+            return
         if self.waiting is _NO_MESSAGES:
             self.waiting = deque()
         self.waiting.append(message)
@@ -260,6 +271,8 @@ class Device:
         taken: list[Message] = []
         while self.waiting and size_bytes > 0:
             taken.append(self._next_waiting())
+            if self.rows is not None:
+                self.rows.drop_first()
             size_bytes -= taken[-1].size_bytes + MESSAGE_BYTES
         return taken
 
@@ -275,13 +288,15 @@ class Device:
             for number in self.in_flight:
                 self.rows.complete(number)
         self.in_flight = _NOTHING_IN_FLIGHT
+        self.large_bytes = 0
+        self._count_stored(0)
 
     def forget_messages(self) -> None:
         """Remove all messages: the session has ended."""
         self.devices.waiting_bytes -= self.waiting_bytes
         self.waiting_bytes = 0
         self.waiting = _NO_MESSAGES
-        self.in_flight = _NOTHING_IN_FLIGHT
+        self.forget_in_flight()
         if self.rows is not None:
             self.rows.forget()
             self.rows = None
@@ -291,20 +306,34 @@ class Device:
         client = self.client
         return client is not None and len(self.in_flight) - len(self._unsent) < client.window and client.has_room
 
+    @property
+    def _takes_more(self) -> bool:
+        return self.large_bytes < MAX_LARGE_BYTES and self._can_send
+
+    def _add_in_flight(self, number: int, message: Message) -> None:
+        self.in_flight[number] = message
+        if len(message.payload) > LARGE_BYTES:
+            self.large_bytes += len(message.payload)
+
+    def _remove_in_flight(self, number: int) -> None:
+        message = self.in_flight.pop(number)
+        if message is not None and len(message.payload) > LARGE_BYTES:
+            self.large_bytes -= len(message.payload)
+
     def _transmit(self, message: Message, has_waited: bool = False) -> None:
         """Send a message; one that has waited is removed from `waiting` already."""
         client, rows = self.client, self.rows
         assert client is not None
         number = self._new_number() if message.qos else 0
         if rows is not None and number:
-            self.in_flight[number] = message
+            self._add_in_flight(number, message)
             if has_waited:
                 rows.send_first(number)
             else:
                 rows.send(number, message)
             self._send_row(rows, client, number, False)
         elif client.send_message(message, number, False) and number:
-            self.in_flight[number] = message
+            self._add_in_flight(number, message)
 
     def _send_row(self, rows: SessionRows, client: ConnectedClient, number: int, is_dup: bool) -> None:
         """Send a message in flight or PUBREL; with QoS 2, when the disk has the row."""
@@ -314,7 +343,7 @@ class Device:
         elif message is None:
             client.send_release(number)
         elif not client.send_message(message, number, is_dup):
-            del self.in_flight[number]
+            self._remove_in_flight(number)
             rows.complete(number)
 
     def send_saved(self, row: Row, client: ConnectedClient, number: int, is_dup: bool) -> None:
@@ -346,7 +375,7 @@ class Device:
         if self._unsent:
             self._send_again()
         now_s = self.devices.broker.clock()
-        while self.waiting and not self._unsent and self._can_send:
+        while self.waiting and not self._unsent and self._takes_more:
             message = self._next_waiting()
             if message.expires_s > now_s:
                 self._transmit(message, has_waited=True)
@@ -364,12 +393,21 @@ class Device:
         """Send retained messages, as fast as the client reads them; see `RetainedMessages.matching`."""
         if self.feeds is _NO_FEEDS:
             self.feeds = deque()
+        same = [one for one in self.feeds if not one.has_begun and one.text == messages.text]
+        for one in same:
+            if type(one) is type(messages):  # a client may subscribe again and again without reading
+                self.feeds.remove(one)
         self.feeds.append(messages)
         self.pump()
 
+    def forget_feeds(self, text: str) -> None:
+        """Send no more retained messages for a filter: the client has unsubscribed."""
+        if self.feeds:
+            self.feeds = deque(one for one in self.feeds if one.text != text)
+
     def _feed(self) -> Iterator[None]:
         try:
-            while self.feeds and not self.waiting and not self._unsent and self._can_send:
+            while self.feeds and not self.waiting and not self._unsent and self._takes_more:
                 feed = self.feeds[0]
                 for message in feed:
                     if message is not None and self.may_read(message.name):
@@ -393,10 +431,10 @@ class Device:
         waiting = self.waiting
         if self.is_checked and waiting:
             kept = [one for one in waiting if self.may_read(one.name)]
+            if len(kept) == len(waiting):
+                return
             self.devices.broker.stats.drop(Drop.DENIED, len(waiting) - len(kept))
-            self.devices.waiting_bytes -= self.waiting_bytes
-            self.waiting_bytes = 0
-            self.waiting = _NO_MESSAGES
+            self.take_waiting(self.waiting_bytes)
             for one in kept:
                 self.keep(one)
 
@@ -443,14 +481,14 @@ class Device:
         if message is not None:
             if message.qos == 1:
                 raise MqttError(Reason.PROTOCOL_ERROR, "PUBREC of a message with QoS 1")
-            del self.in_flight[number]  # PUBREL packets are sent again in the order of PUBREC [MQTT-4.6.0-4]
+            self._remove_in_flight(number)  # PUBREL packets are sent again in the order of PUBREC [MQTT-4.6.0-4]
             self.in_flight[number] = None
             if self.rows is not None:
                 self.rows.receive(number)
         return True
 
     def _complete(self, number: int) -> None:
-        del self.in_flight[number]
+        self._remove_in_flight(number)
         if self.rows is not None:
             self.rows.complete(number)
         if number in self._unsent:
@@ -469,6 +507,32 @@ class Device:
         self.in_flight = self.in_flight or _NOTHING_IN_FLIGHT
         self.waiting = self.waiting or _NO_MESSAGES
         self.unreleased = self.unreleased or _NO_NUMBERS
+        self.count_stored()
+
+    def count_stored(self) -> None:
+        """Count the memory of the messages in flight and of a delayed will among what waits: there is no connection."""
+        messages = [one for one in self.in_flight.values() if one is not None]
+        if self.will is not None:
+            messages.append(self.will.message)
+        self._count_stored(sum(one.size_bytes + MESSAGE_BYTES for one in messages))
+
+    def _count_stored(self, size_bytes: int) -> None:
+        self.devices.waiting_bytes += size_bytes - self._stored_bytes
+        self._stored_bytes = size_bytes
+
+    def drop_in_flight(self) -> None:
+        """Remove the messages in flight: the limit of all sessions is reached, and there is no connection."""
+        count = sum(one is not None for one in self.in_flight.values())
+        self.forget_in_flight()
+        self.dropped += count
+        for _ in range(count):
+            self.devices.session_overflowed(self)
+
+    def _begin_connection(self, client: ConnectedClient) -> None:
+        self.client, self.etid, self.ends_s = client, client.etid, NO_EXPIRY_S
+        self._count_stored(0)
+        sizes = [len(one.payload) for one in self.in_flight.values() if one is not None]
+        self.large_bytes = sum(size for size in sizes if size > LARGE_BYTES)
 
     @property
     def unsent(self) -> list[int]:
@@ -481,12 +545,13 @@ class Device:
 
     def continue_with(self, client: ConnectedClient, unsent: list[int]) -> None:
         """Continue with the connection of a client that has migrated; see `unsent`."""
-        self.client, self.etid, self.ends_s, self._unsent = client, client.etid, NO_EXPIRY_S, unsent
+        self._begin_connection(client)
+        self._unsent = unsent
         self.devices.groups_changed(self)
 
     def resume(self, client: ConnectedClient) -> None:
         """Send what is in flight again, in order [MQTT-4.4.0-1], then what waits."""
-        self.client, self.etid, self.ends_s = client, client.etid, NO_EXPIRY_S
+        self._begin_connection(client)
         self._unsent = list(self.in_flight) or _NOTHING_UNSENT
         self.devices.groups_changed(self)
         self.pump()
@@ -503,4 +568,4 @@ class Device:
             elif message is None:
                 client.send_release(number)
             elif not client.send_message(message, number, True):
-                del self.in_flight[number]
+                self._remove_in_flight(number)

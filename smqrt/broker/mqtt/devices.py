@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
@@ -38,6 +39,10 @@ MAX_TIMER_S = 10.0
 EXPIRY_CHECKS_PER_STEP = 200
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
+SUBSCRIPTION_BYTES = 400
+"""Memory of a subscription beside its filter, approximately."""
+MAX_PRESSED = 100
+"""Slow clients for which a publisher looks, so that its messages do not take longer while there are thousands."""
 MAX_PASSING = 10_000
 """Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
@@ -63,7 +68,9 @@ class Devices(DeliveryQueue):
         take_overs: clients that replace each other.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
-        waiting_bytes: the memory of the messages that wait in all sessions, approximately.
+        subscription_bytes: the memory of all subscriptions, approximately.
+        waiting_bytes: the memory of the messages that wait in all sessions, and of those in flight and the wills of
+            sessions without a connection, approximately.
         pack: see `Encoder`.
         ledger: the changes that are to be saved; None for a hub without `persist`.
         unnamed_topics: topics that MQTT can't name; they do not exist for MQTT clients.
@@ -89,6 +96,7 @@ class Devices(DeliveryQueue):
         "readers",
         "retained",
         "sessions",
+        "subscription_bytes",
         "system",
         "take_overs",
         "unnamed_topics",
@@ -108,7 +116,7 @@ class Devices(DeliveryQueue):
         self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))
         self.system = SystemTopics(self)
         self.counts = self.system.counts
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.subscription_bytes = 0
         self.ledger: Ledger | None = None
         self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
         self._by_topic: dict[Topic, FilterSet] = {}
@@ -169,13 +177,15 @@ class Devices(DeliveryQueue):
         one = known or self.filters.named(wanted)
         had_members = bool(one.members)
         if text not in device.subscriptions:
-            device.wildcards += text.count("+")
+            self._count_filter(device, text, 1)
         device.subscriptions[text] = options = shared_options(options)
         self.session_changed(device)
         if group is None:
             one.add(device, options)
         else:
-            one.group(group).members[device] = options
+            shared = one.group(group)
+            shared.members[device] = options
+            shared.note(device)
         one.forget_deliveries()
         if self.broker.cluster is not None:
             self.broker.cluster.mqtt.filter_changed(text)
@@ -185,6 +195,10 @@ class Devices(DeliveryQueue):
             self._notify_observers(one)
             if self.broker.cluster is not None and bool(one.members) is not had_members:
                 run_at_once(self._interests_changed(one), self.broker.clock)
+
+    def _count_filter(self, device: Device, text: str, sign: int) -> None:
+        device.wildcards += sign * text.count("+")
+        self.subscription_bytes += sign * (len(text.encode()) + SUBSCRIPTION_BYTES)
 
     def _match_topics(self, one: Filter) -> Iterator[None]:
         table = self.broker.topic_table
@@ -211,7 +225,8 @@ class Devices(DeliveryQueue):
         """End a subscription; return whether there was one."""
         if device.subscriptions.pop(text, None) is None:
             return False
-        device.wildcards -= text.count("+")
+        self._count_filter(device, text, -1)
+        device.forget_feeds(text)
         self.session_changed(device)
         group, wanted = split_shared(text) or (None, text)
         one = self.filters.by_text[wanted]
@@ -219,9 +234,10 @@ class Devices(DeliveryQueue):
         if group is None:
             one.discard(device)
         else:
-            members = one.groups[group].members
-            del members[device]
-            if not members:
+            shared = one.groups[group]
+            del shared.members[device]
+            shared.note(device)
+            if not shared.members:
                 del one.groups[group]
         one.forget_deliveries()
         self._notify_observers(one)
@@ -359,9 +375,11 @@ class Devices(DeliveryQueue):
 
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        deliveries, may_read, batch, counts = found.deliveries, _any_device, run.batch, self.counts
+        deliveries, may_read, batch, counts = found.known_deliveries, _any_device, run.batch, self.counts
+        if deliveries is None:
+            deliveries = yield from found.deliveries()
         if self.readers.is_used:
-            readers = yield from self.readers.of(run.name, found)
+            readers = yield from self.readers.of(run.name, deliveries)
             deliveries, may_read = readers.deliveries, readers.has
         size, copies = len(batch), len(deliveries)
         messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
@@ -380,7 +398,7 @@ class Devices(DeliveryQueue):
     ) -> Iterator[None]:
         """Deliver a batch to one client of each shared subscription, or of the one with the text `wanted`."""
         cluster = self.broker.cluster
-        for group in found.groups:
+        for group in list(found.groups):
             if wanted is not None and group.text != wanted:
                 continue
             if (
@@ -391,7 +409,8 @@ class Devices(DeliveryQueue):
             ):
                 continue
             for part in run.singles() if run.count > 1 else (run,):
-                if (chosen := group.choose(may_read)) is not None:
+                chosen = yield from group.choose(may_read)
+                if chosen is not None:
                     chosen.device.deliver(part, chosen)
                 yield
 
@@ -436,11 +455,13 @@ class Devices(DeliveryQueue):
             yield from (group.text for group in one.groups.values())
 
     def groups_changed(self, device: Device) -> None:
-        """Tell other nodes that a member of shared subscriptions has connected or disconnected."""
+        """Note that a member of shared subscriptions has connected or disconnected, also at other nodes."""
         cluster = self.broker.cluster
-        if cluster is not None:
-            for text in device.subscriptions:
-                if text.startswith("$share/"):
+        for text in device.subscriptions:
+            if text.startswith("$share/") and (shared := split_shared(text)) is not None:
+                group, wanted = shared
+                self.filters.by_text[wanted].groups[group or ""].note(device)
+                if cluster is not None:
                     cluster.mqtt.filter_changed(text)
 
     def run(self, name: bytes, key: bytes, batch: bytes) -> Run:
@@ -506,7 +527,7 @@ class Devices(DeliveryQueue):
         found = self._by_topic.get(topic) if topic is not None else None
         if found is None:
             return False
-        for device, waiting in self._pressed.items():
+        for device, waiting in islice(self._pressed.items(), MAX_PRESSED):
             if found.has(device) and publisher.etid != device.etid:
                 waiting.append(publisher)
                 return True
@@ -557,6 +578,8 @@ class Devices(DeliveryQueue):
             SESSIONS.refused(f"the MQTT client {ascii(device.client_id[:64])}")
             self.end(device)
             return
+        if self.waiting_bytes > self.limits.total_queued_bytes:
+            device.drop_in_flight()
         self.offline[device] = None
         device.ends_s = NO_EXPIRY_S
         if device.expiry_s != NEVER_S:

@@ -6,7 +6,7 @@ share one `FilterSet`, so that memory does not grow with topics × subscribers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from smqrt.broker.mqtt.device import Device
 
 MAX_NAME_BYTES = 0xFFFF
+MEMBERS_PER_STEP = 200
+"""Subscribers that are looked at at once."""
 
 
 class Options(NamedTuple):
@@ -67,33 +69,49 @@ class Group:
 
     Args:
         text: `$share/group/filter`.
+
+    Attributes:
+        members: the options of each member.
+        connected: the members that are connected.
     """
 
-    __slots__ = ("_next", "members", "text")
+    __slots__ = ("_next", "connected", "members", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.members: dict[Device, Options] = {}
+        self.connected: dict[Device, None] = {}
         self._next = 0
 
     @property
     def is_connected(self) -> bool:
         """Whether one of the members is connected."""
-        return any(device.client is not None for device in self.members)
+        return bool(self.connected)
 
-    def choose(self, may_read: Callable[[Device], bool] = lambda device: True) -> Delivery | None:
-        """Return the next member that is connected; without one, the next member whose session is kept.
+    def note(self, device: Device) -> None:
+        """Note whether a device is a member, and connected."""
+        if device in self.members and device.client is not None:
+            self.connected[device] = None
+        else:
+            self.connected.pop(device, None)
+
+    def choose(self, may_read: Callable[[Device], bool]) -> Generator[None, None, Delivery | None]:
+        """Return the next member that is connected; without one, the next member whose session is kept. In portions.
 
         Args:
             may_read: returns whether a member may get the message.
         """
-        members = list(self.members)
-        for is_connected in (True, False):
-            for at in range(len(members)):
-                device = members[(self._next + at) % len(members)]
-                if (device.client is not None) is is_connected and may_read(device):
-                    self._next = (self._next + at + 1) % len(members)
-                    return delivery(device, [self.members[device]])
+        for candidates in (self.connected, self.members):
+            devices = list(candidates)
+            for at in range(len(devices)):
+                index = (self._next + at) % len(devices)
+                device = devices[index]
+                options = self.members.get(device)  # None when it has left meanwhile
+                if options is not None and may_read(device):
+                    self._next = index + 1
+                    return delivery(device, [options])
+                if not (at + 1) % MEMBERS_PER_STEP:
+                    yield
         return None
 
 
@@ -139,6 +157,12 @@ class Filter:
         if isinstance(members, dict):
             return members.items()
         return (members,) if members else ()
+
+    @property
+    def member_count(self) -> int:
+        """The number of `members`."""
+        members = self._members
+        return len(members) if isinstance(members, dict) else bool(members)
 
     def has(self, device: Device) -> bool:
         """Return whether a client is one of the members."""
@@ -203,11 +227,12 @@ class FilterSet:
         is_stale: whether one of the filters was removed, or another one matches now.
     """
 
-    __slots__ = ("__weakref__", "_deliveries", "filters", "is_stale")
+    __slots__ = ("__weakref__", "_changes", "_deliveries", "filters", "is_stale")
 
     def __init__(self, filters: frozenset[Filter]) -> None:
         self.filters = tuple(filters)
         self.is_stale = False
+        self._changes = 0
         self._deliveries: list[Delivery] | None = None
         for one in filters:
             if len(filters) == 1:
@@ -220,22 +245,40 @@ class FilterSet:
     def forget_deliveries(self) -> None:
         """See `Filter.forget_deliveries`."""
         self._deliveries = None
+        self._changes += 1
 
     @property
-    def deliveries(self) -> list[Delivery]:
-        """The clients that get each message, without shared subscriptions."""
-        if self._deliveries is None:
-            options: dict[Device, list[Options]] = {}
-            for one in self.filters:
-                for device, chosen in one.members:
-                    options.setdefault(device, []).append(chosen)
-            self._deliveries = [delivery(device, chosen) for device, chosen in options.items()]
+    def known_deliveries(self) -> list[Delivery] | None:
+        """The result of `deliveries`; None when the subscribers have changed since then."""
         return self._deliveries
+
+    def deliveries(self) -> Generator[None, None, list[Delivery]]:
+        """Return the clients that get each message, without shared subscriptions; compute them in portions."""
+        if self._deliveries is not None:
+            return self._deliveries
+        changes = self._changes
+        options: dict[Device, list[Options]] = {}
+        found: list[Delivery] = []
+        members = [member for one in self.filters for member in one.members]
+        for count, (device, chosen) in enumerate(members, 1):
+            options.setdefault(device, []).append(chosen)
+            if not count % MEMBERS_PER_STEP:
+                yield
+        for count, (device, several) in enumerate(options.items(), 1):
+            found.append(delivery(device, several))
+            if not count % MEMBERS_PER_STEP:
+                yield
+        if changes == self._changes:
+            self._deliveries = found
+        return found
 
     @property
     def is_saved(self) -> bool:
         """Whether a message with QoS 1 or 2 waits in a session that is saved."""
-        if any(one.qos and one.device.rows is not None for one in self.deliveries):
+        if self._deliveries is not None:
+            if any(one.qos and one.device.rows is not None for one in self._deliveries):
+                return True
+        elif any(options.qos and device.rows is not None for one in self.filters for device, options in one.members):
             return True
         return any(device.rows is not None for group in self.groups for device in group.members)
 
@@ -264,8 +307,10 @@ class FilterSet:
 
     @property
     def subscribers(self) -> int:
-        """The number of clients and groups."""
-        return len(self.deliveries) + sum(len(one.groups) for one in self.filters)
+        """The number of clients and groups; a client with several filters may count more than once for a moment."""
+        known = self._deliveries
+        clients = len(known) if known is not None else sum(one.member_count for one in self.filters)
+        return clients + sum(len(one.groups) for one in self.filters)
 
 
 class FilterTable:

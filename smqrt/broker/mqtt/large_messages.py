@@ -10,7 +10,7 @@ from smqrt.broker.topics import Topic
 
 
 def publish(devices: Devices, topic: Topic, batch: MqttBatch, publisher: BrokerPeer) -> bool:
-    """Publish a large message. SMQ clients miss it; with `onpublish`, which gets packets of SMQ, nobody gets it.
+    """Publish a large message. SMQ clients miss it; with `onpublish`, which gets packets of SMQ, no client gets it.
 
     Returns:
         Whether the publisher has to wait for the journal.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from smqrt.broker.mqtt.messages import Mark, Message
@@ -21,9 +22,13 @@ WAITING, SENT, RELEASING, RECEIVED = range(4)
 the packet identifier of a received message with QoS 2 that waits for PUBREL."""
 MAX_HELD = 1000
 """Acknowledgements of one client that wait for the disk; then the client is not read until half of them are sent."""
+MAX_TOTAL_HELD = 100_000
+"""Packets of all clients that wait for the disk; then each client waits for its own before it is read again."""
 MAX_RELEASED = 64
 """Removed packet identifiers of a session that are remembered, apart from those that are still in the file."""
 KEYS_PER_STEP = 50
+KEYS_PER_COPY = 1000
+"""Changes that are looked up together: a disk that is slow may leave a million."""
 
 
 class Publisher(Protocol):
@@ -362,14 +367,13 @@ class Ledger:
             record_of: returns the record of a session.
         """
         released: list[Message] = []
-        for count, (key, seq) in enumerate(list(self.dirty.items()), 1):
-            if seq > group.through:
-                break
-            if self.dirty.get(key) == seq:  # not removed since the copy was made
-                del self.dirty[key]
-                self._take_key(key, group, released, record_of)
-            if not count % KEYS_PER_STEP:
-                yield
+        while changes := [one for one in islice(self.dirty.items(), KEYS_PER_COPY) if one[1] <= group.through]:
+            for count, (key, seq) in enumerate(changes, 1):
+                if self.dirty.get(key) == seq:  # not removed since the copy was made
+                    del self.dirty[key]
+                    self._take_key(key, group, released, record_of)
+                if not count % KEYS_PER_STEP:
+                    yield
         for message in released:
             body = message.body
             if body is not None and not body.users:

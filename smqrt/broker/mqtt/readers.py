@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from smqrt.broker.mqtt.filters import Delivery, FilterSet
+from smqrt.broker.mqtt.filters import Delivery
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.device import Device
 
 CHECKS_PER_STEP = 20
 """Questions to the access control list at once; each takes some microseconds."""
+MAX_REMEMBERED = 1_000_000
+"""Readers of all topics that are remembered; those of other topics are computed for each batch."""
+MAX_MEMBERS = 1000
+"""Members of shared subscriptions that are remembered for a topic."""
 
 
 class Readers:
@@ -37,10 +41,17 @@ class Readers:
         self.deliveries: list[Delivery] = []
         self._members: dict[Device, bool] = {}
 
+    @property
+    def size(self) -> int:
+        """The number of readers that no other topic has in common, and one for the topic."""
+        return 1 + (0 if self.deliveries is self.source else len(self.deliveries))
+
     def has(self, device: Device) -> bool:
         """Return whether a member of a shared subscription may read the topic."""
         known = self._members.get(device)
         if known is None:
+            if len(self._members) >= MAX_MEMBERS:
+                self._members.clear()
             known = self._members[device] = device.may_read(self._name)
         return known
 
@@ -53,17 +64,21 @@ class ReaderTable:
         version: grows when rights change; what was found before is computed again then.
     """
 
-    __slots__ = ("_by_name", "is_used", "version")
+    __slots__ = ("_by_name", "_size", "is_used", "version")
 
     def __init__(self) -> None:
         self.is_used = False
-        self.version = 0
+        self.version = self._size = 0
         self._by_name: dict[bytes, Readers] = {}
 
-    def of(self, name: bytes, found: FilterSet) -> Generator[None, None, Readers]:
-        """Return the readers of a topic; compute them in portions, if subscribers or rights have changed."""
-        source, version = found.deliveries, self.version
-        known = self._by_name.get(name)
+    def of(self, name: bytes, source: list[Delivery]) -> Generator[None, None, Readers]:
+        """Return the readers of a topic; compute them in portions, if subscribers or rights have changed.
+
+        Args:
+            name: the name of the topic.
+            source: its subscribers.
+        """
+        version, known = self.version, self._by_name.get(name)
         if known is not None and known.source is source and known.version == version:
             return known
         readers = Readers(name, source, version)
@@ -72,9 +87,20 @@ class ReaderTable:
                 readers.deliveries.append(one)
             if not count % CHECKS_PER_STEP:
                 yield
-        self._by_name[name] = readers
+        if len(readers.deliveries) == len(source):
+            readers.deliveries = source  # most topics have these in common
+        self._remember(name, readers)
         return readers
+
+    def _remember(self, name: bytes, readers: Readers) -> None:
+        self.forget(name)
+        self._by_name[name] = readers
+        self._size += readers.size
+        while self._size > MAX_REMEMBERED and len(self._by_name) > 1:
+            self.forget(next(iter(self._by_name)))
 
     def forget(self, name: bytes) -> None:
         """Forget a topic that has no subscribers any more."""
-        self._by_name.pop(name, None)
+        known = self._by_name.pop(name, None)
+        if known is not None:
+            self._size -= known.size

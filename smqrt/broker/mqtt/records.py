@@ -50,16 +50,17 @@ def restore_session(devices: Devices, record: Record) -> Device:
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
     device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
-    for one in record["waiting"]:
-        device.keep(message_of(one))
     device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
     device.dropped = record["dropped"]
     devices.sessions[device.client_id] = device
+    for one in record["waiting"]:
+        device.keep(message_of(one))
     devices.offline[device] = None
     device.ends_s = NO_EXPIRY_S if record["ends_s"] is None else record["ends_s"]
     for text, *options in record["subscriptions"]:
         for _ in devices.subscribe(device, text, Options(*options)):
             pass
+    device.count_stored()
     devices.session_changed(device)
     return device
 

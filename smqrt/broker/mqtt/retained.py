@@ -153,15 +153,15 @@ class RetainedMessages:
 
     def matching(self, text: str, options: Options) -> RetainedFeed:
         """Return the retained messages for a new subscription."""
-        is_wild = "+" in text or "#" in text
-        names = [*self.by_name, *self._names_with_values()] if is_wild else [text.encode()]
-        return RetainedFeed(self, text, options, names)
+        return RetainedFeed(self, text, options)
 
-    def _names_with_values(self) -> list[bytes]:
-        """Return the names of topics with last values, and without a retained message."""
+    def names_for(self, text: str) -> list[bytes]:
+        """Return the names of topics with a retained message or last values; a filter may not match some of them."""
+        if "+" not in text and "#" not in text:
+            return [text.encode()]
         values = self._broker.last_values
         names = [one.topic.name for one in values or () if one.newest]
-        return [name for name in names if name is not None and name not in self.by_name]
+        return [*self.by_name, *(name for name in names if name is not None and name not in self.by_name)]
 
     def of_topic(self, name: bytes, options: Options) -> Iterator[Message]:
         """Return the retained message of a topic, or its last values, for a subscription."""
@@ -196,24 +196,38 @@ class RetainedFeed:
         retained: the retained messages of the hub.
         text: the filter.
         options: its options.
-        names: the names of the topics that are left; the filter may not match some.
+        names: the names of the topics that are left; None for all. There may be very many, so they are listed when the
+            first message is sent: many feeds of a client may wait.
         found: messages that were looked up already.
     """
 
-    __slots__ = ("_filters", "_retained", "found", "names", "options", "text")
+    __slots__ = ("_filters", "_names", "_retained", "found", "options", "text")
 
     def __init__(
         self,
         retained: RetainedMessages,
         text: str,
         options: Options,
-        names: Iterable[bytes],
+        names: Iterable[bytes] | None = None,
         found: Iterable[Message] = (),
     ) -> None:
         self._retained, self.text, self.options = retained, text, options
-        self.names, self.found = deque(names), deque(found)
+        self._names = None if names is None else deque(names)
+        self.found = deque(found)
         self._filters = FilterTable()
         self._filters.named(text)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the names are listed."""
+        return self._names is not None
+
+    @property
+    def names(self) -> deque[bytes]:
+        """The names of the topics that are left; the filter may not match some."""
+        if self._names is None:
+            self._names = deque(self._retained.names_for(self.text))
+        return self._names
 
     def __iter__(self) -> Iterator[Message | None]:
         return self

@@ -98,6 +98,7 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], 
             device.last_number = one.packet
             rows.sent[one.packet] = row
     device.rows = rows
+    device.count_stored()
     device.drop_excess()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from smqrt.auth.identity import Action
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import FILTERS
 from smqrt.broker.mqtt.filters import Options, split_shared
 from smqrt.broker.mqtt.messages import Message, Run
@@ -33,6 +34,11 @@ _NO_ALIASES: dict[bytes, int] = {}
 """Shared by clients without any; never written to."""
 MAX_WILDCARDS = 2000
 """The wildcards `+` in all filters of a client. Looking up a new topic takes 3 ms when as many match its beginning."""
+
+MAX_FILTER_CHARS = 256 << 10
+"""The length of all filters of a client."""
+MAX_SUBSCRIPTION_BYTES = 1 << 30
+"""The memory of the subscriptions of all sessions of a hub, about two million."""
 
 
 class SubscribingClient(PublishingClient):
@@ -107,8 +113,7 @@ class SubscribingClient(PublishingClient):
                 continue
             device = self.device
             is_new = wanted.topic not in device.subscriptions
-            is_full = len(device.subscriptions) >= self.devices.limits.filters
-            if is_new and (is_full or device.wildcards + wanted.topic.count("+") > MAX_WILDCARDS):
+            if is_new and self._is_full(device, wanted.topic):
                 FILTERS.refused(f"the MQTT client {ascii(self.client_id[:64])}")
                 codes[at] = Reason.QUOTA_EXCEEDED
                 continue
@@ -123,6 +128,16 @@ class SubscribingClient(PublishingClient):
             ledger.hold(run_at_once, self._feed(retained), self.broker.clock)
         else:
             yield from self._feed(retained)
+
+    def _is_full(self, device: Device, text: str) -> bool:
+        """Return whether a limit of filters is reached: of their number, wildcards or length."""
+        devices = self.devices
+        return (
+            len(device.subscriptions) >= devices.limits.filters
+            or device.wildcards + text.count("+") > MAX_WILDCARDS
+            or sum(map(len, device.subscriptions), len(text)) > MAX_FILTER_CHARS
+            or devices.subscription_bytes > MAX_SUBSCRIPTION_BYTES
+        )
 
     def _feed(self, retained: list[tuple[str, Options]]) -> Iterator[None]:
         """Send the retained messages for new subscriptions."""

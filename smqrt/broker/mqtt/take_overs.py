@@ -62,12 +62,12 @@ class TakeOvers:
         if len(self._by_id) > MAX_IDS:
             del self._by_id[next(iter(self._by_id))]
 
-    def hold(self, client: MqttClient, old: Session, resume: Callable[[], object]) -> bool:
+    def hold(self, client: MqttClient, old: Session | None, resume: Callable[[], object]) -> bool:
         """Let a client wait if others with its id were replaced too often; return whether it has to.
 
         Args:
             client: the client.
-            old: the connected client with the same id.
+            old: the connected client with the same id; None if it is connected to another node.
             resume: is called when it may continue, also if it has disconnected.
         """
         known, now_s = self._by_id.get(client.client_id), self._clock()
@@ -87,12 +87,13 @@ class TakeOvers:
         self._call_later(known.times_s[0] + WINDOW_S - now_s, end)
         return True
 
-    def _warn(self, known: _Id, client: MqttClient, old: Session, now_s: float) -> None:
+    def _warn(self, known: _Id, client: MqttClient, old: Session | None, now_s: float) -> None:
         if now_s - known.warned_s < WARNING_S:
             TAKE_OVERS.count += 1
             return
         known.warned_s = now_s
-        addresses = f"{self.address_of(client) or '?'} and {self.address_of(old) or '?'}"
+        other = "another node" if old is None else self.address_of(old) or "?"
+        addresses = f"{self.address_of(client) or '?'} and {other}"
         TAKE_OVERS.refused(
             f"the MQTT client {ascii(client.client_id[:64])}",
             f"clients with this id at {addresses} have replaced each other {MAX_TAKE_OVERS} times in {WINDOW_S:g} s; "

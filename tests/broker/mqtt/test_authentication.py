@@ -239,6 +239,21 @@ def test_a_re_authentication_has_a_deadline(connected: Connected) -> None:
     assert device.take()[2:3] == b"\x87"
 
 
+def test_many_re_authentications_share_a_timer(connected: Connected) -> None:
+    device, method, hub = connected
+    before = len(hub.later)
+    for at in range(20):
+        hub.at(at * 0.1)
+        fed(device, method, "f0: 19 { 15 'X' 16 'one' }")
+        if at < 19:
+            fed(device, method, "f0: 18 { 15 'X' 16 'two' }")
+    assert len(hub.later) == before + 1
+    hub.at(4.0)
+    assert not device.session.closed, "the last one has begun at 1.9"
+    hub.at(5.9)
+    assert device.session.closed
+
+
 @pytest.mark.parametrize(
     "packet",
     [
