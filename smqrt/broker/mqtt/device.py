@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from itertools import compress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -260,6 +261,8 @@ class Device:
         taken: list[Message] = []
         while self.waiting and size_bytes > 0:
             taken.append(self._next_waiting())
+            if self.rows is not None:
+                self.rows.drop_first()
             size_bytes -= taken[-1].size_bytes + MESSAGE_BYTES
         return taken
 
@@ -388,17 +391,24 @@ class Device:
         identity = self.identity
         return not self.is_checked or identity is None or identity.allows(name, Action.READ)
 
+    def may_get(self, name: bytes) -> bool:
+        """Return whether the client has a filter that matches a topic, and may read it."""
+        found = self.devices.filters.match(name)
+        return found is not None and found.has(self) and self.may_read(name)
+
     def drop_denied(self) -> None:
         """Remove waiting messages that the client may not read now: rights may have changed without a connection."""
-        waiting = self.waiting
-        if self.is_checked and waiting:
-            kept = [one for one in waiting if self.may_read(one.name)]
-            self.devices.broker.stats.drop(Drop.DENIED, len(waiting) - len(kept))
-            self.devices.waiting_bytes -= self.waiting_bytes
-            self.waiting_bytes = 0
-            self.waiting = _NO_MESSAGES
-            for one in kept:
-                self.keep(one)
+        if not (self.is_checked and self.waiting):
+            return
+        may_read = [self.may_read(one.name) for one in self.waiting]
+        denied = [one for one, is_kept in zip(self.waiting, may_read, strict=True) if not is_kept]
+        self.waiting = deque(compress(self.waiting, may_read))
+        size = sum(one.size_bytes + MESSAGE_BYTES for one in denied)
+        self.waiting_bytes -= size
+        self.devices.waiting_bytes -= size
+        self.devices.broker.stats.drop(Drop.DENIED, len(denied))
+        if self.rows is not None:
+            self.rows.drop_denied(may_read)
 
     # ---- acknowledgements of the client
 

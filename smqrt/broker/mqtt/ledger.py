@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from smqrt.broker.mqtt.messages import Mark, Message
@@ -143,6 +144,13 @@ class SessionRows:
     def drop_first(self) -> None:
         """Remove the message that has waited longest."""
         self.ledger.remove_row(self.waiting.popleft())
+
+    def drop_denied(self, may_read: list[bool]) -> None:
+        """Remove messages that wait; `may_read` says for each whether it is kept."""
+        for row, is_kept in zip(self.waiting, may_read, strict=True):
+            if not is_kept:
+                self.ledger.remove_row(row)
+        self.waiting = deque(compress(self.waiting, may_read))
 
     def send_first(self, packet: int) -> None:
         """The message that has waited longest is in flight now."""
