@@ -78,6 +78,11 @@ class MqttNodes:
         """Whether this hub will take over the clients of another process."""
         return self._migration.awaits
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a node cannot be reached, which may have sessions of MQTT clients."""
+        return bool(self._lost.nodes)
+
     def asked(self) -> list[RemoteNode]:
         """Return the nodes that may have sessions of MQTT clients, also those whose hub migrates."""
         found = (*self._state.remotes, *self._migration.nodes)

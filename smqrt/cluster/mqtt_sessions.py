@@ -6,7 +6,8 @@
                                  ── done ──▶ node A, which ends the session
                                  ◀─ late ─── with the messages that have arrived since
 
-A node that does not answer in time is skipped. Its session ends when it learns that the client is connected elsewhere.
+A node that does not answer in time is skipped. When it learns that the client is connected elsewhere, it ends its
+session, and sends the messages in it to the client's node as `late`, marked as those of another session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from smqrt.broker.mqtt.device import NEVER_S, Device
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.records import restore_session, session_record
-from smqrt.broker.outbox import run_at_once
+from smqrt.broker.outbox import Drop, run_at_once
 from smqrt.cluster.mqtt_nodes import MqttNodes
 from smqrt.cluster.remote_node import Phantom, RemoteNode
 from smqrt.cluster.routing import paced
@@ -38,6 +39,8 @@ ANSWER_S, MIGRATION_S = 2.0, 3.0
 """The maximum time for which a CONNECT waits for other nodes, and for one whose hub migrates to another process."""
 LEAVING_S = 10.0
 """The maximum time for which a session that was handed over receives messages for the other node."""
+MAX_UNSURE = 10_000
+"""The maximum number of client ids that are remembered because a lost node may have a session of them."""
 PORTION_BYTES = 256 << 10
 """The waiting messages that come with a record, approximately. Others follow in portions of this size."""
 
@@ -51,11 +54,12 @@ class _Move:
         waiting: the nodes that have not answered.
         found: the sessions of other nodes: seconds since their last connection, node and record.
         is_denied: whether the session belongs to another user.
+        is_clean: whether the client wants no session from before.
         result: resolved with whether the client may connect.
     """
 
-    def __init__(self, client_id: str, waiting: list[RemoteNode]) -> None:
-        self.client_id, self.waiting = client_id, waiting
+    def __init__(self, client_id: str, waiting: list[RemoteNode], is_clean: bool) -> None:
+        self.client_id, self.waiting, self.is_clean = client_id, waiting, is_clean
         self.found: list[tuple[float, RemoteNode, Json]] = []
         self.is_denied = False
         self.result: Deferred[bool] = Deferred()
@@ -74,6 +78,8 @@ class SessionMoves:
         self._moves: dict[int, _Move] = {}
         self._leaving: dict[str, tuple[RemoteNode, Device]] = {}
         """Sessions that were handed over, by client id, and their new nodes."""
+        self._unsure: dict[str, None] = {}
+        """Client ids of sessions that began while a node was lost, which may have messages for them."""
         self._last = 0
         self._handlers: dict[str, Callable[[RemoteNode, Json], object]] = {
             "take": self._on_take,
@@ -102,16 +108,26 @@ class SessionMoves:
     def take(self, client_id: str, user: str | None, is_clean: bool) -> Deferred[bool] | bool:
         """See `ClusterMqtt.take_session`."""
         asked = self._nodes.asked()
+        self._remember(client_id, is_clean, self._nodes.has_lost)
         if not asked:
             return True
         self._last += 1
-        number, move = self._last, _Move(client_id, asked)
+        number, move = self._last, _Move(client_id, asked, is_clean)
         self._moves[number] = move
         for node in list(asked):
             self._send(node, "take", request=number, id=client_id, user=user, clean=is_clean)
         answer_s = MIGRATION_S if any(node.send_queue.keeps for node in asked) else ANSWER_S
         self._state.broker.call_later(answer_s, lambda: self._complete(number))
         return move.result
+
+    def _remember(self, client_id: str, is_clean: bool, is_unsure: bool) -> None:
+        """Remember whether a node that could not be asked may have messages for a client."""
+        if is_clean:
+            self._unsure.pop(client_id, None)
+        elif is_unsure:
+            self._unsure[client_id] = None
+            if len(self._unsure) > MAX_UNSURE:
+                del self._unsure[next(iter(self._unsure))]
 
     def _on_answer(self, node: RemoteNode, answer: Json) -> None:
         move = self._moves.get(answer["request"])
@@ -130,6 +146,7 @@ class SessionMoves:
         for number, move in list(self._moves.items()):
             if node in move.waiting:
                 move.waiting.remove(node)
+                self._remember(move.client_id, move.is_clean, True)
                 if not move.waiting:
                     self._complete(number)
 
@@ -143,6 +160,7 @@ class SessionMoves:
         move = self._moves.pop(number, None)
         if move is None:
             return
+        self._remember(move.client_id, move.is_clean, bool(move.waiting))
         devices = self._state.broker.devices
         own = devices.sessions.get(move.client_id) if devices is not None else None
         youngest = min(move.found, key=lambda one: one[0], default=None)
@@ -178,11 +196,17 @@ class SessionMoves:
 
     def _on_late(self, node: RemoteNode, packet: Json) -> None:
         broker = self._state.broker
-        device = broker.devices.sessions.get(packet["id"]) if broker.devices is not None else None
+        devices = broker.devices
+        device = devices.sessions.get(packet["id"]) if devices is not None else None
+        is_other = bool(packet.get("is_other"))
+        if is_other and device is not None and (device.client_id not in self._unsure or device.user != packet["user"]):
+            device = None
         for name, payload, qos, retain, properties, left_s, identifiers in packet["messages"]:
-            if device is not None:
-                expires_s = NO_EXPIRY_S if left_s is None else broker.clock() + left_s
-                device.enqueue(Message(name, payload, qos, retain, properties, expires_s, identifiers))
+            if device is None or (is_other and not device.may_get(name)):
+                broker.stats.drop(Drop.UNROUTED, 1)
+                continue
+            expires_s = NO_EXPIRY_S if left_s is None else broker.clock() + left_s
+            device.enqueue(Message(name, payload, qos, retain, properties, expires_s, identifiers))
 
     # ---- the node that has the session
 
@@ -233,23 +257,26 @@ class SessionMoves:
     def _send_late(self, node: RemoteNode, device: Device) -> Iterator[None]:
         """Send the messages that wait in a session to its new node, in portions, and end it."""
         while device.waiting:
-            now_s = self._state.broker.clock()
-            messages = [
-                (
-                    one.name,
-                    one.payload,
-                    one.qos,
-                    one.retain,
-                    one.properties,
-                    None if one.expires_s == NO_EXPIRY_S else one.expires_s - now_s,
-                    one.identifiers,
-                )
-                for one in device.take_waiting(PORTION_BYTES)
-                if one.expires_s > now_s
-            ]
-            self._send(node, "late", id=device.client_id, messages=messages)
+            self._send(node, "late", id=device.client_id, messages=self._left(device.take_waiting(PORTION_BYTES)))
             yield
         self._end(device.client_id, device)
+
+    def _left(self, messages: list[Message]) -> list[tuple[object, ...]]:
+        """Return the records of messages that have not expired, with the seconds until they do."""
+        now_s = self._state.broker.clock()
+        return [
+            (
+                one.name,
+                one.payload,
+                one.qos,
+                one.retain,
+                one.properties,
+                None if one.expires_s == NO_EXPIRY_S else one.expires_s - now_s,
+                one.identifiers,
+            )
+            for one in messages
+            if one.expires_s > now_s
+        ]
 
     def _end(self, client_id: str, device: Device) -> None:
         """End a session that was handed over, unless its client is connected here again."""
@@ -260,7 +287,7 @@ class SessionMoves:
             self._state.broker.devices.end(device)
 
     def appeared(self, phantom: Phantom) -> None:
-        """End the session of a client that is connected to another node now: that one is younger."""
+        """End the session of a client that is connected to another node now, which gets its messages."""
         devices = self._state.broker.devices
         if devices is None or phantom.node.send_queue.version < cluster_mqtt.VERSION:
             return
@@ -269,7 +296,21 @@ class SessionMoves:
             return
         if all(move.client_id != device.client_id for move in self._moves.values()):
             device.will = None
+            messages = [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
             devices.end(device)
+            run_at_once(paced(phantom.node, self._send_other(phantom.node, device, messages)), self._state.broker.clock)
+
+    def _send_other(self, node: RemoteNode, device: Device, messages: list[Message]) -> Iterator[None]:
+        """Send the messages of a session that has ended to the node where its client has another one, in portions."""
+        portion, size = list[Message](), 0
+        for at, one in enumerate(messages, 1):
+            portion.append(one)
+            size += one.size_bytes
+            if size >= PORTION_BYTES or at == len(messages):
+                other = {"is_other": True, "user": device.user}
+                self._send(node, "late", id=device.client_id, messages=self._left(portion), **other)
+                portion, size = [], 0
+                yield
 
     def _device_of(self, uid: bytes) -> Device | None:
         sessions: dict[str, Device] = self._state.broker.devices.sessions

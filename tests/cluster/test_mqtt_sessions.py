@@ -233,6 +233,36 @@ def test_of_two_sessions_without_a_connection_the_younger_one_is_taken() -> None
     assert not cluster.hubs[1].devices.sessions
 
 
+def test_messages_of_a_session_at_a_lost_node_follow_when_it_is_back() -> None:
+    cluster = MqttCluster(3)
+    device = Device(cluster, 0, "d").subscribe("a", "b")
+    cluster.publish(0, b"a", b"in flight", qos=1)
+    assert device.take() == [b"in flight"]
+    device.lost()
+    cluster.publish(0, b"a", b"waiting", qos=1)
+    cluster.publish(0, b"b", b"unwanted", qos=1)
+    cluster.cut(0, 1)
+    again = Device(cluster, 1, "d").subscribe("a")
+    assert again.is_kept is False
+    cluster.heal(0, 1)
+    assert again.take() == [b"in flight", b"waiting"]
+    assert [list(hub.devices.sessions) for hub in cluster.hubs] == [[], ["d"], []]
+    cluster.publish(0, b"a", b"later", qos=1)
+    assert again.take() == [b"later"]
+
+
+@pytest.mark.parametrize(("clean", "user"), [(True, None), (False, "eve")])
+def test_messages_of_a_session_at_a_lost_node_are_not_for_others(clean: bool, user: str | None) -> None:
+    cluster = MqttCluster()
+    Device(cluster, 0, "d").subscribe("a").lost()
+    cluster.publish(0, b"a", b"secret", qos=1)
+    cluster.cut(0, 1)
+    again = Device(cluster, 1, "d", clean, user).subscribe("a")
+    cluster.heal(0, 1)
+    assert again.take() == []
+    assert not cluster.hubs[0].devices.sessions
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_clients_of_nodes_of_the_last_release(at: int) -> None:
     """Their sessions stay where they are; connections are taken over as those of SMQ clients."""

@@ -202,6 +202,50 @@ def test_the_limit_of_a_session_applies_after_a_start() -> None:
     assert len(world.rows()) == 4
 
 
+class OnlyA:
+    """An identity that may read one topic."""
+
+    @staticmethod
+    def allows(name: bytes, action: object) -> bool:
+        return name == b"a"
+
+
+def messages_after_a_start(world: DurableWorld) -> list[bytes]:
+    world.write()
+    world.restart()
+    return [one.payload for one in world.hub.devices.sessions["s"].waiting]
+
+
+@pytest.mark.parametrize("is_sent_on", [False, True])
+def test_messages_that_are_denied_leave_the_file(is_sent_on: bool) -> None:
+    world = DurableWorld()
+    world.sleeper(b"s", b"#", 1).lost()
+    publisher = world.client(b"p")
+    for number, name in enumerate((b"b", b"a", b"b", b"a"), 1):
+        publisher.feed(publish(name, b"%d" % number, number))
+    world.write()
+    device: Any = world.hub.devices.sessions["s"]
+    device.is_checked, device.identity = True, OnlyA
+    device.drop_denied()
+    if is_sent_on:  # the rows follow their messages
+        assert [one.payload for one in device.take_waiting(1)] == [b"2"]
+    assert messages_after_a_start(world) == ([b"4"] if is_sent_on else [b"2", b"4"])
+    world.hub.devices.end(world.hub.devices.sessions["s"])
+    world.write()
+    assert not world.rows()
+
+
+def test_messages_that_have_moved_to_another_node_leave_the_file() -> None:
+    world = DurableWorld()
+    world.sleeper(b"s", b"t", 1).lost()
+    publisher = world.client(b"p")
+    for number in range(1, 4):
+        publisher.feed(publish(b"t", b"%d" % number, number))
+    world.write()
+    assert [one.payload for one in world.hub.devices.sessions["s"].take_waiting(1)] == [b"1"]
+    assert messages_after_a_start(world) == [b"2", b"3"]
+
+
 def test_many_acknowledgements_that_wait_stop_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "MAX_HELD", 4)
     world = DurableWorld()

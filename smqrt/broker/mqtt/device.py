@@ -426,6 +426,11 @@ class Device:
         identity = self.identity
         return not self.is_checked or identity is None or identity.allows(name, Action.READ)
 
+    def may_get(self, name: bytes) -> bool:
+        """Return whether the client has a filter that matches a topic, and may read it."""
+        found = self.devices.filters.match(name)
+        return found is not None and found.has(self) and self.may_read(name)
+
     def drop_denied(self) -> None:
         """Remove waiting messages that the client may not read now: rights may have changed without a connection."""
         waiting = self.waiting
