@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
@@ -431,7 +432,7 @@ def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketT
     if item is None:
         raise MqttError(Reason.MALFORMED_PACKET, f"an unknown property {data[at]:#x}")
     if packet not in item.packets:
-        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is not allowed in this packet")
+        raise MqttError(Reason.MALFORMED_PACKET, f"the property {item.name} is not allowed in this packet")
     value, at = item.kind.read(data, at + 1, end)
     if item.kind.highest >= 0 and not item.kind.lowest <= value <= item.kind.highest:
         error = TopicAliasZeroError if item is _ALIAS else MqttError
@@ -503,6 +504,9 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
 
 # ---- Topic names and topic filters (MQTT 5 §4.7)
 
+_NO_CHARACTERS = "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+_DISCOURAGED = re.compile(f"[\x01-\x1f\x7f-\x9f\ufdd0-\ufdef{_NO_CHARACTERS}]")
+
 Value = TypeVar("Value")
 
 OnPub = Callable[[str, bytes, Props, int], object]
@@ -512,6 +516,14 @@ OnPub = Callable[[str, bytes, Props, int], object]
 def is_topic_name(topic: str) -> bool:
     """Return whether a topic is a valid name: not empty, and without wildcards [MQTT-4.7.0-1]."""
     return topic != "" and "+" not in topic and "#" not in topic
+
+
+def has_discouraged_characters(text: str) -> bool:
+    """Return whether a text has control characters or code points that are no characters (§1.5.4).
+
+    A receiver may reject them; clients of mosquitto close the connection on which they arrive.
+    """
+    return not text.isprintable() and _DISCOURAGED.search(text) is not None
 
 
 def is_topic_filter(topic: str) -> bool:
