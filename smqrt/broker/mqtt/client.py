@@ -25,6 +25,7 @@ from smqrt.broker.state import BrokerState
 from smqrt.errors import CloseReason, MqttError
 from smqrt.wire.mqtt.fields import PacketType, Reason, cut_properties, number_of
 from smqrt.wire.mqtt.packets import (
+    FLAGS,
     PINGRESP,
     ConnackPacket,
     ConnectPacket,
@@ -136,6 +137,8 @@ class MqttClient(SubscribingClient):
             handler = _HANDLERS.get(kind)
             if handler is None:
                 raise MqttError(Reason.PROTOCOL_ERROR, f"unexpected packet {first:#x}")
+            if self.version == 3 and kind != PacketType.PUBLISH:  # 3.1 ignores unused flags, and has DUP in PUBREL
+                first = kind << 4 | FLAGS.get(kind, 0)
             check_flags(first)
             return bool(handler(self, first, body))
         if self.state is SessionState.WAITING:
