@@ -507,6 +507,8 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
 _NO_CHARACTERS = "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
 _DISCOURAGED = re.compile(f"[\x01-\x1f\x7f-\x9f\ufdd0-\ufdef{_NO_CHARACTERS}]")
 
+_WRONG_WILDCARD = re.compile(r"[^/][+#]|\+[^/]|#.", re.DOTALL)
+
 Value = TypeVar("Value")
 
 OnPub = Callable[[str, bytes, Props, int], object]
@@ -528,10 +530,7 @@ def has_discouraged_characters(text: str) -> bool:
 
 def is_topic_filter(topic: str) -> bool:
     """Return whether wildcards are whole levels, and "#" is the last one [MQTT-4.7.1-1], [MQTT-4.7.1-2]."""
-    levels = topic.split("/")
-    if "#" in levels[:-1] or not topic:
-        return False
-    return not any(len(level) > 1 and ("+" in level or "#" in level) for level in levels)
+    return topic != "" and _WRONG_WILDCARD.search(topic) is None
 
 
 def check_topic(topic: object) -> str:
