@@ -40,7 +40,8 @@ log = logging.getLogger("smqrt")
 _READ, _WRITE = 1, 2
 _HEAD_END = b"\r\n\r\n"
 _CR = 13
-_MQTT_CONNECT = b"\x10"
+_HTTP_STARTS = frozenset(b"\r\n\x16" + bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1)))
+"""First bytes of HTTP, and of TLS, which gets an answer of HTTP. Others are of MQTT, if a hub takes its clients."""
 _CHECKED_BODY_BYTES = 16384  # bytes of a chunked body, received with its head, that are checked before the handler runs
 _REQUESTS_AT_ONCE = 4  # pipelined requests handled in a row before other connections have a turn
 _buffer = bytearray(65536)  # shared by all connections: received bytes are copied before the next receive
@@ -84,7 +85,7 @@ class HttpServer:
     Attributes:
         observers: observers of every request; usually empty.
         on_rejected: called for malformed requests with address, status and reason.
-        take_mqtt: takes over a connection that begins with a CONNECT packet of MQTT; returns whether a hub takes it.
+        take_mqtt: takes over a connection that does not begin as HTTP does; returns whether a hub takes it.
         challenge_answer: returns the ACME challenge response for a path, None for other paths.
         proxies: trusted proxies; None without any.
         connections: the connections with their deadlines, without detached ones.
@@ -247,7 +248,7 @@ class HttpConnection:
     def _handle_received(self) -> None:
         """Handle the received requests one by one, until one blocks or other connections are due."""
         try:
-            if self.life is Life.OPENING and self.data[:1] == _MQTT_CONNECT:
+            if self.life is Life.OPENING and self.data and self.data[0] not in _HTTP_STARTS:
                 take_mqtt = self.server.take_mqtt
                 if take_mqtt is not None and take_mqtt(self):
                     return

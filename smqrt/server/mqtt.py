@@ -42,7 +42,7 @@ def open_own_hub(settings: MqttSettings) -> Smq | None:
 
 
 def take_mqtt(connection: HttpConnection) -> bool:
-    """Serve a connection that begins with a CONNECT packet; return false when no hub takes MQTT clients."""
+    """Serve a connection that does not begin as HTTP does; return false when no hub takes MQTT clients."""
     broker, peer = mqtt_broker(), connection.peer
     if broker is None:
         return False

@@ -71,7 +71,7 @@ REBUILT = {
 MOVED = {
     MqttSession: {"client_id", "device", "version"},
     PublishingClient: {"aliases"},
-    SubscribingClient: {"aliases_out", "max_aliases_out", "peer_limit_bytes", "window"},
+    SubscribingClient: {"aliases_out", "is_bridge", "max_aliases_out", "peer_limit_bytes", "window"},
     MqttClient: {"exchange", "keepalive_s"},
     Device: {
         "_unsent", "client_id", "dropped", "expiry_s", "feeds", "in_flight", "last_number", "subscriptions",

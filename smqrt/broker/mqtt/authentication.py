@@ -121,7 +121,7 @@ class Exchange:
 
     def _checked(self, body: bytes, code: Reason) -> Mapping[str, object]:
         packet = decode_auth(0xF0, body, 5)
-        self._client.check_user_properties(packet.properties)
+        self._client.check_properties(packet.properties)
         if packet.properties.get("authenticationmethod") != self.method:
             raise MqttError(Reason.PROTOCOL_ERROR, "AUTH with another method than CONNECT")
         if packet.code != code:

@@ -16,7 +16,7 @@ from smqrt.broker.mqtt.device import NEVER_S, Will
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
-from smqrt.broker.mqtt.session import is_reserved
+from smqrt.broker.mqtt.session import check_characters, is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
 from smqrt.broker.mqtt.trace import TracedOutbox, trace_decoded, trace_packet
 from smqrt.broker.outbox import Outbox, run_at_once
@@ -25,6 +25,7 @@ from smqrt.broker.state import BrokerState
 from smqrt.errors import CloseReason, MqttError
 from smqrt.wire.mqtt.fields import PacketType, Reason, cut_properties, number_of
 from smqrt.wire.mqtt.packets import (
+    FLAGS,
     PINGRESP,
     ConnackPacket,
     ConnectPacket,
@@ -136,6 +137,8 @@ class MqttClient(SubscribingClient):
             handler = _HANDLERS.get(kind)
             if handler is None:
                 raise MqttError(Reason.PROTOCOL_ERROR, f"unexpected packet {first:#x}")
+            if self.version == 3 and kind != PacketType.PUBLISH:  # 3.1 ignores unused flags, and has DUP in PUBREL
+                first = kind << 4 | FLAGS.get(kind, 0)
             check_flags(first)
             return bool(handler(self, first, body))
         if self.state is SessionState.WAITING:
@@ -196,7 +199,8 @@ class MqttClient(SubscribingClient):
         if not self._is_permitted_id(packet.client_identifier):
             text = f"the client id {ascii(packet.client_identifier[:64])} does not match mqtt.client_id of this server"
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, text)
-        self.check_user_properties(packet.properties)
+        self.check_properties(packet.properties)
+        check_characters(packet.client_identifier, packet.username or "", packet.will.topic if packet.will else "")
         method = packet.properties.get("authenticationmethod")
         if method is not None:
             if self.broker.hooks.mqttauth is None:
@@ -206,7 +210,7 @@ class MqttClient(SubscribingClient):
         if will is None:
             return
         check_message_properties(will.properties)
-        self.check_user_properties(will.properties, will.property_bytes)
+        self.check_properties(will.properties, will.property_bytes)
         if not is_valid_name(will.topic.encode(), self.devices.limits.levels):
             raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will has too many levels")
         if len(will.payload) > FRAME_PAYLOAD_BYTES:
@@ -334,7 +338,7 @@ class MqttClient(SubscribingClient):
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = _will(packet.will) if packet.will is not None else None
         self.devices.session_changed(device)
-        self.window = self.devices.limits.receive_maximum
+        self.window, self.is_bridge = self.devices.limits.receive_maximum, packet.is_bridge
         if packet.version == 5:
             self.window = min(number_of(packet.properties, "receivemaximum", 0xFFFF), self.window)
             if not self.peer_limit_bytes:  # a packet that introduces an alias must not be left out
@@ -427,7 +431,7 @@ class MqttClient(SubscribingClient):
 
     def _on_disconnect(self, first: int, body: bytes) -> None:
         packet = decode_disconnect(first, body, self.codec)
-        self.check_user_properties(packet.properties)
+        self.check_properties(packet.properties)
         device = self.device
         assert device is not None
         expiry_s = number_of(packet.properties, "sessionexpiryinterval", device.expiry_s)

@@ -189,7 +189,9 @@ class Device:
         """Send a batch to the client, or keep it for the client: messages with QoS 0 only while it is connected."""
         client = self.client
         if one.no_local and run.publisher == self.etid:
-            return
+            if one.own is None:  # [MQTT-3.8.3-3]
+                return
+            one = one.own
         qos, retain = min(one.qos, run.qos), run.retain and one.retain_as_published
         if qos:
             self._deliver_all(run.messages(qos, retain, one.identifiers), run.now_s)

@@ -52,9 +52,10 @@ class Delivery(NamedTuple):
     Attributes:
         device: the client.
         qos: the highest QoS.
-        no_local: whether the client's own messages are left out.
+        no_local: whether a subscription leaves out the client's own messages.
         retain_as_published: whether the retain flag is kept.
         identifiers: the subscription identifiers, packed as properties.
+        own: with `no_local`, the other subscriptions, which the client's own messages are for; None for none.
     """
 
     device: Device
@@ -62,6 +63,7 @@ class Delivery(NamedTuple):
     no_local: bool
     retain_as_published: bool
     identifiers: bytes
+    own: Delivery | None = None
 
 
 class Group:
@@ -117,12 +119,15 @@ class Group:
 
 def delivery(device: Device, options: list[Options]) -> Delivery:
     """Return the overlapping subscriptions of one client as one [MQTT-3.3.4-2]."""
+    others = [one for one in options if not one.no_local]
+    has_no_local = len(others) < len(options)
     return Delivery(
         device,
         max(one.qos for one in options),
-        all(one.no_local for one in options),
+        has_no_local,
         any(one.retain_as_published for one in options),
         b"".join(packed_identifier(number) for number in sorted(one.identifier for one in options)),
+        delivery(device, others) if has_no_local and others else None,
     )
 
 

@@ -10,7 +10,7 @@ from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.ledger import MAX_HELD, MAX_TOTAL_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
-from smqrt.broker.mqtt.session import MqttSession, is_reserved
+from smqrt.broker.mqtt.session import MqttSession, check_characters, is_reserved
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
@@ -261,13 +261,14 @@ class PublishingClient(MqttSession):
             message = decode_publish(first, body, self.codec)
         except TopicAliasZeroError as error:
             raise MqttError(Reason.TOPIC_ALIAS_INVALID, str(error)) from None
+        check_characters(message.topic)
         name = self._name_of(message)
         qos, number = message.qos, message.packet_identifier
         device = self.device
         assert device is not None
         if message.property_bytes:
             check_message_properties(message.properties)
-            self.check_user_properties(message.properties, message.property_bytes)
+            self.check_properties(message.properties, message.property_bytes)
         if not is_valid_name(name, self.devices.limits.levels):
             raise MqttError(Reason.TOPIC_NAME_INVALID, f"clients can't publish to {ascii(name[:64])[1:]}")
         if qos == 2:
@@ -404,7 +405,7 @@ class PublishingClient(MqttSession):
     def on_pubrel(self, first: int, body: bytes) -> bool:
         """Handle PUBREL; return true when the client has to wait."""
         packet = decode_acknowledgement(first, body, self.codec)
-        self.check_user_properties(packet.properties)
+        self.check_properties(packet.properties)
         self.release(packet.packet_identifier)
         return self._hold_back()
 

@@ -108,6 +108,7 @@ def client_record(client: MqttClient) -> Record:
         "exchange": None if client.exchange is None else client.exchange.record(),
         "aliases_out": [list(one) for one in client.aliases_out.items()],
         "max_aliases_out": client.max_aliases_out,
+        "is_bridge": client.is_bridge,
         "aliases": [[number, name] for number, name in client.aliases.items()],
     }
 
@@ -134,6 +135,7 @@ def join(broker: Broker, outbox: Outbox, record: Record, found: Record, rights: 
     client.window, client.peer_limit_bytes = found["window"], found["limit"]
     client.keepalive_s, client.aliases = found["keepalive_s"], dict(found["aliases"])
     client.max_aliases_out = found.get("max_aliases_out", 0)  # older versions have none
+    client.is_bridge = found.get("is_bridge", False)
     if found.get("aliases_out"):
         client.aliases_out = dict(found["aliases_out"])
     client.device = device = restore_session(devices, found["session"])

@@ -11,7 +11,13 @@ from smqrt.broker.outbox import Outbox
 from smqrt.broker.sessions import Session
 from smqrt.broker.state import BrokerState
 from smqrt.errors import MqttError
-from smqrt.wire.mqtt.fields import Props, Reason, count_user_properties, user_properties_in
+from smqrt.wire.mqtt.fields import (
+    Props,
+    Reason,
+    count_user_properties,
+    has_discouraged_characters,
+    user_properties_in,
+)
 
 _SYSTEM, _SHARED = b"$SYS", b"$share"
 _BRIDGE_START, _BRIDGE_END = b"$SYS/broker/connection/", b"/state"
@@ -89,8 +95,8 @@ class MqttSession(Session):
         is_late = True
         return is_waiting or waits
 
-    def check_user_properties(self, properties: Props, block: bytes = b"") -> None:
-        """Check the number of user properties of a packet.
+    def check_properties(self, properties: Props, block: bytes = b"") -> None:
+        """Check the characters of the properties of a packet, and the number of its user properties.
 
         Args:
             properties: the properties.
@@ -98,12 +104,27 @@ class MqttSession(Session):
                 names of properties of the standard.
 
         Raises:
-            MqttError: there are too many.
+            MqttError: there are too many, or a text has control characters.
         """
+        for name, value in properties.items():
+            check_characters(
+                name, *(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str))
+            )
         limit = self.devices.limits.user_properties
         count = user_properties_in(block) if block else count_user_properties(properties)
         if count > limit:
             raise MqttError(Reason.QUOTA_EXCEEDED, f"a packet with {count} user properties; {limit} are possible")
+
+
+def check_characters(*texts: str) -> None:
+    """Check the characters of texts from a client, as mosquitto does.
+
+    Raises:
+        MqttError: a text has control characters or code points that are no characters.
+    """
+    for text in texts:
+        if has_discouraged_characters(text):
+            raise MqttError(Reason.MALFORMED_PACKET, f"the text {ascii(text[:64])} has a control character")
 
 
 def is_reserved(name: bytes) -> bool:

@@ -11,6 +11,7 @@ from smqrt.broker.mqtt.devices import FILTERS
 from smqrt.broker.mqtt.filters import Options, split_shared
 from smqrt.broker.mqtt.messages import Message, Run
 from smqrt.broker.mqtt.publishing import PublishingClient
+from smqrt.broker.mqtt.session import check_characters
 from smqrt.broker.mqtt.system_topics import ROOT
 from smqrt.broker.outbox import AT_ONCE_S, Outbox, run_at_once, run_in_background
 from smqrt.broker.state import BrokerState
@@ -50,16 +51,25 @@ class SubscribingClient(PublishingClient):
     Attributes:
         aliases_out: topic aliases of messages to the client, by topic.
         max_aliases_out: the number of these that it takes.
+        is_bridge: whether it is another broker, see `ConnectPacket`.
         is_subscribing: whether SUBSCRIBE or UNSUBSCRIBE is being handled; the client is not read meanwhile.
         peer_limit_bytes: the largest packet that the client takes; 0 without a limit.
         window: messages that may be in flight to the client.
     """
 
-    __slots__ = ("_is_paused", "aliases_out", "is_subscribing", "max_aliases_out", "peer_limit_bytes", "window")
+    __slots__ = (
+        "_is_paused",
+        "aliases_out",
+        "is_bridge",
+        "is_subscribing",
+        "max_aliases_out",
+        "peer_limit_bytes",
+        "window",
+    )
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
-        self.is_subscribing = self._is_paused = False
+        self.is_subscribing = self._is_paused = self.is_bridge = False
         self.peer_limit_bytes = self.window = self.max_aliases_out = 0
         self.aliases_out: dict[bytes, int] = _NO_ALIASES
 
@@ -68,7 +78,8 @@ class SubscribingClient(PublishingClient):
     def on_subscribe(self, first: int, body: bytes) -> bool:
         """Handle SUBSCRIBE; return true when the client has to wait."""
         packet = decode_subscribe(first, body, self.codec)
-        self.check_user_properties(packet.properties)
+        self.check_properties(packet.properties)
+        check_characters(*(wanted.topic for wanted in packet.subscriptions))
         self.is_subscribing, self._is_paused = True, False
         self._decide_rest(packet, [])
         self._is_paused = self.is_subscribing
@@ -118,6 +129,8 @@ class SubscribingClient(PublishingClient):
                 codes[at] = Reason.QUOTA_EXCEEDED
                 continue
             options = _options(wanted.options, code, identifier)
+            if self.is_bridge:  # it could not say so in MQTT 3.1.1
+                options = options._replace(no_local=not wanted.topic.startswith("$share/"), retain_as_published=True)
             yield from self.devices.subscribe(device, wanted.topic, options)
             is_sent = options.retain_handling == 0 or (options.retain_handling == 1 and is_new)
             if is_sent and not wanted.topic.startswith("$share/"):
@@ -201,7 +214,8 @@ class SubscribingClient(PublishingClient):
     def on_unsubscribe(self, first: int, body: bytes) -> bool:
         """Handle UNSUBSCRIBE; return true when the client has to wait."""
         packet = decode_unsubscribe(first, body, self.codec)
-        self.check_user_properties(packet.properties)
+        self.check_properties(packet.properties)
+        check_characters(*packet.topics)
         self.is_subscribing, self._is_paused = True, False
         run_at_once(self._unsubscribe_all(packet), self.broker.clock)
         self._is_paused = self.is_subscribing
@@ -240,7 +254,7 @@ class SubscribingClient(PublishingClient):
     def on_puback(self, first: int, body: bytes) -> None:
         """Handle PUBACK and PUBCOMP; those of unknown messages are ignored."""
         packet = decode_acknowledgement(first, body, self.codec)
-        self.check_user_properties(packet.properties)
+        self.check_properties(packet.properties)
         self.acknowledged(packet.packet_identifier, packet.type)
 
     def acknowledged(self, number: int, kind: int) -> None:
@@ -251,7 +265,7 @@ class SubscribingClient(PublishingClient):
     def on_pubrec(self, first: int, body: bytes) -> None:
         """Handle PUBREC."""
         packet = decode_acknowledgement(first, body, self.codec)
-        self.check_user_properties(packet.properties)
+        self.check_properties(packet.properties)
         if packet.code >= FIRST_FAILURE:
             self.acknowledged(packet.packet_identifier, packet.type)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
@@ -431,7 +432,7 @@ def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketT
     if item is None:
         raise MqttError(Reason.MALFORMED_PACKET, f"an unknown property {data[at]:#x}")
     if packet not in item.packets:
-        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is not allowed in this packet")
+        raise MqttError(Reason.MALFORMED_PACKET, f"the property {item.name} is not allowed in this packet")
     value, at = item.kind.read(data, at + 1, end)
     if item.kind.highest >= 0 and not item.kind.lowest <= value <= item.kind.highest:
         error = TopicAliasZeroError if item is _ALIAS else MqttError
@@ -503,6 +504,11 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
 
 # ---- Topic names and topic filters (MQTT 5 §4.7)
 
+_NO_CHARACTERS = "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+_DISCOURAGED = re.compile(f"[\x01-\x1f\x7f-\x9f\ufdd0-\ufdef{_NO_CHARACTERS}]")
+
+_WRONG_WILDCARD = re.compile(r"[^/][+#]|\+[^/]|#.", re.DOTALL)
+
 Value = TypeVar("Value")
 
 OnPub = Callable[[str, bytes, Props, int], object]
@@ -514,12 +520,17 @@ def is_topic_name(topic: str) -> bool:
     return topic != "" and "+" not in topic and "#" not in topic
 
 
+def has_discouraged_characters(text: str) -> bool:
+    """Return whether a text has control characters or code points that are no characters (§1.5.4).
+
+    A receiver may reject them; clients of mosquitto close the connection on which they arrive.
+    """
+    return not text.isprintable() and _DISCOURAGED.search(text) is not None
+
+
 def is_topic_filter(topic: str) -> bool:
     """Return whether wildcards are whole levels, and "#" is the last one [MQTT-4.7.1-1], [MQTT-4.7.1-2]."""
-    levels = topic.split("/")
-    if "#" in levels[:-1] or not topic:
-        return False
-    return not any(len(level) > 1 and ("+" in level or "#" in level) for level in levels)
+    return topic != "" and _WRONG_WILDCARD.search(topic) is None
 
 
 def check_topic(topic: object) -> str:

@@ -20,6 +20,7 @@ from smqrt.wire.mqtt.fields import (
     decode_properties,
     encode_properties,
     find_alias,
+    is_topic_filter,
     is_topic_name,
     read_binary,
     read_text,
@@ -57,6 +58,8 @@ class ConnectPacket(NamedTuple):
     will: WillMessage | None = None
     username: str | None = None
     password: bytes | None = None
+    is_bridge: bool = False
+    """Whether the highest bit of the version is set: another broker, which must not get its own messages."""
 
 
 class ConnackPacket(NamedTuple):
@@ -460,40 +463,50 @@ def _check_end(body: bytes, at: int) -> None:
         raise MqttError(Reason.MALFORMED_PACKET, "bytes after the last field of a packet")
 
 
-def _identifier(body: bytes) -> int:
+def _identifier(body: bytes, code: Reason = Reason.PROTOCOL_ERROR) -> int:
     if len(body) < 2:
         raise cut_off()
     number = body[0] << 8 | body[1]
     if not number:
-        raise MqttError(Reason.PROTOCOL_ERROR, "packet identifier 0")
+        raise MqttError(code, "packet identifier 0")
     return number
 
 
+_BRIDGE = 0x80
+"""The bit of the version with which mosquitto connects to another broker, in MQTT 3.1 and 3.1.1."""
 # the flags of CONNECT (§3.1.2.3)
 _RESERVED, _CLEAN_START, _WILL, _WILL_QOS, _WILL_RETAIN, _PASSWORD, _USERNAME = 0x01, 0x02, 0x04, 0x18, 0x20, 0x40, 0x80
 
 
 def connect_version(body: bytes) -> int:
-    """Return the version (5 or 4) for the answer to CONNECT, even if that is invalid; 0 if it is no CONNECT."""
+    """Return the version (5 or 4) for the answer to CONNECT, even if that is invalid; 0 if it is no CONNECT.
+
+    Unknown versions get the answer of MQTT 3.1.1, which requires one.
+    """
     for name in (b"\0\4MQTT", b"\0\6MQIsdp"):
         if body.startswith(name) and len(body) > len(name):
-            return 4 if body[len(name)] & 0x7F < 5 else 5  # bridges of mosquitto set the highest bit
+            return 5 if name[2:] == b"MQTT" and body[len(name)] & ~_BRIDGE == 5 else 4  # 3.1.1 [MQTT-3.1.2-2]
     return 0
 
 
 def decode_connect(_first: int, body: bytes, _version: int = 0, takes_level_3: bool = False) -> ConnectPacket:
-    """Decode CONNECT; raises as `decode`. With `takes_level_3`, MQTT 3.1 is accepted as well."""
+    """Decode CONNECT; raises as `decode`. With `takes_level_3`, MQTT 3.1 and bridges are accepted as well."""
     name, at = read_text(body, 0, len(body))
     if at + 4 > len(body):
         raise cut_off()
     version, flags, keepalive_s, at = body[at], body[at + 1], body[at + 2] << 8 | body[at + 3], at + 4
+    is_bridge = takes_level_3 and version & ~_BRIDGE in (3, 4) and version >= _BRIDGE
+    if is_bridge:
+        version &= ~_BRIDGE
     is_known = (name == "MQTT" and version in (4, 5)) or (takes_level_3 and name == "MQIsdp" and version == 3)
     if not is_known:
         raise MqttError(Reason.UNSUPPORTED_PROTOCOL_VERSION, "neither MQTT 3.1.1 nor MQTT 5")
-    if flags & _RESERVED:
-        raise MqttError(Reason.MALFORMED_PACKET, "a reserved flag of CONNECT is set")  # [MQTT-3.1.2-3]
     if flags & _WILL_QOS == _WILL_QOS:
         raise MqttError(Reason.MALFORMED_PACKET, "a will with QoS 3")  # [MQTT-3.1.2-12]
+    if version == 3:  # 3.1 does not use them
+        flags &= ~_RESERVED if flags & _WILL else ~(_RESERVED | _WILL_QOS | _WILL_RETAIN)
+    if flags & _RESERVED:
+        raise MqttError(Reason.MALFORMED_PACKET, "a reserved flag of CONNECT is set")  # [MQTT-3.1.2-3]
     if not flags & _WILL and flags & (_WILL_QOS | _WILL_RETAIN):
         raise MqttError(Reason.MALFORMED_PACKET, "flags of a will without one")  # [MQTT-3.1.2-11], [MQTT-3.1.2-13]
     if version < 5 and flags & (_USERNAME | _PASSWORD) == _PASSWORD:
@@ -510,7 +523,7 @@ def decode_connect(_first: int, body: bytes, _version: int = 0, takes_level_3: b
         password, at = read_binary(body, at, len(body))
     _check_end(body, at)
     return ConnectPacket(
-        version, identifier, bool(flags & _CLEAN_START), keepalive_s, properties, will, username, password
+        version, identifier, bool(flags & _CLEAN_START), keepalive_s, properties, will, username, password, is_bridge
     )
 
 
@@ -519,7 +532,7 @@ def _decode_will(body: bytes, at: int, flags: int, version: int) -> tuple[WillMe
     topic, end = read_text(body, start, len(body))
     payload, end = read_binary(body, end, len(body))
     if not is_topic_name(topic):
-        raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will is empty or has a wildcard")
+        raise MqttError(Reason.PROTOCOL_ERROR, "the topic of the will is empty or has a wildcard")
     block = body[at:start] if start > at + 1 else b""
     return WillMessage(topic, payload, flags >> 3 & 3, bool(flags & _WILL_RETAIN), properties, block), end
 
@@ -549,10 +562,10 @@ def decode_publish(first: int, body: bytes, version: int) -> PublishPacket:
         raise MqttError(Reason.MALFORMED_PACKET, "a PUBLISH packet with QoS 0 that is sent again")  # [MQTT-3.3.1-2]
     number = body[end] << 8 | body[end + 1] if qos else 0
     if qos and not number:
-        raise MqttError(Reason.MALFORMED_PACKET, "packet identifier 0")
+        raise MqttError(Reason.PROTOCOL_ERROR, "packet identifier 0")  # [MQTT-2.2.1-3]
     topic, _ = read_text(body, 0, end)
     if "+" in topic or "#" in topic:
-        raise MqttError(Reason.TOPIC_NAME_INVALID, "a topic with a wildcard")  # [MQTT-3.3.2-2]
+        raise MqttError(Reason.PROTOCOL_ERROR, "a topic with a wildcard")  # [MQTT-3.3.2-2]
     if version < 5:
         return PublishPacket(topic, body[at:], first & 0x0F, number)
     if not body[at]:
@@ -594,14 +607,15 @@ def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledge
 
 
 def decode_subscribe(_first: int, body: bytes, version: int) -> SubscribePacket:
-    """Decode SUBSCRIBE; raises as `decode`. Topic filters are not checked, since SUBACK reports invalid ones."""
-    number, wanted = _identifier(body), list[Subscription]()
+    """Decode SUBSCRIBE; raises as `decode`. The caller checks shared filters, since SUBACK reports invalid ones."""
+    number, wanted = _identifier(body, Reason.MALFORMED_PACKET), list[Subscription]()
     properties, at = _properties(body, 2, PacketType.SUBSCRIBE, version)
     while at < len(body):
         _check_count(wanted)
         topic, at = read_text(body, at, len(body))
         if at == len(body):
             raise cut_off()
+        _check_filter(topic)
         options, at = body[at], at + 1
         if options & (0xFC if version < 5 else 0xC0) or options & 3 == 3:  # reserved bits, or QoS 3
             raise MqttError(Reason.MALFORMED_PACKET, "wrong options of a subscription")  # [MQTT-3.8.3-5]
@@ -615,6 +629,13 @@ def decode_subscribe(_first: int, body: bytes, version: int) -> SubscribePacket:
     return SubscribePacket(number, wanted, properties)
 
 
+def _check_filter(topic: str) -> None:
+    if not is_topic_filter(topic):  # [MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]; 0x8F is for well-formed ones
+        raise MqttError(
+            Reason.MALFORMED_PACKET, f"the topic filter {ascii(topic[:64])} is empty or has a wrong wildcard"
+        )
+
+
 def _check_count(found: Sequence[object]) -> None:
     if len(found) == MAX_FILTERS:
         raise MqttError(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_FILTERS} topic filters")
@@ -622,11 +643,12 @@ def _check_count(found: Sequence[object]) -> None:
 
 def decode_unsubscribe(_first: int, body: bytes, version: int) -> UnsubscribePacket:
     """Decode UNSUBSCRIBE; raises as `decode`."""
-    number, topics = _identifier(body), list[str]()
+    number, topics = _identifier(body, Reason.MALFORMED_PACKET), list[str]()
     properties, at = _properties(body, 2, PacketType.UNSUBSCRIBE, version)
     while at < len(body):
         _check_count(topics)
         topic, at = read_text(body, at, len(body))
+        _check_filter(topic)
         topics.append(topic)
     if not topics:
         raise MqttError(Reason.PROTOCOL_ERROR, "UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]

@@ -150,7 +150,7 @@ def test_every_cut_is_refused(data: st.DataObject) -> None:
 
 REFUSED = {
     "unknown": (PacketType.PUBLISH, b"\x7f\0", 0x81),
-    "of another packet": (PacketType.PUBLISH, b"\x21\0\1", 0x82),
+    "of another packet": (PacketType.PUBLISH, b"\x21\0\1", 0x81),
     "twice": (PacketType.PUBLISH, b"\x01\0\x01\0", 0x82),
     "two subscription identifiers to a broker": (PacketType.SUBSCRIBE, b"\x0b\1\x0b\2", 0x82),
     "a flag of 2": (PacketType.PUBLISH, b"\x01\2", 0x82),

@@ -61,6 +61,7 @@ CONNECTS = st.builds(
     st.none() | WILL,
     st.none() | TEXT,
     st.none() | BYTES,
+    st.just(False),
 )
 FROM_CLIENT = st.one_of(
     CONNECTS,
@@ -70,7 +71,7 @@ FROM_CLIENT = st.one_of(
         st.lists(st.builds(Subscription, NAME, st.integers(0, 2)), min_size=1, max_size=5),
         USER,
     ),
-    st.builds(UnsubscribePacket, IDENTIFIER, st.lists(TEXT, min_size=1, max_size=5), USER),
+    st.builds(UnsubscribePacket, IDENTIFIER, st.lists(NAME, min_size=1, max_size=5), USER),
     st.just(PingPacket(PacketType.PINGREQ)),
     st.builds(DisconnectPacket, CODE, USER),
 )
@@ -355,7 +356,7 @@ WRONG_BYTES = {
     "a will with QoS 3": (b"\x10\0\4MQTT\5\x1c\0\0\0\0\1c\0\0\1w\0\0", 5, True, 0x81),
     "the QoS of no will": (b"\x10\0\4MQTT\5\x08\0\0\0\0\0", 5, True, 0x81),
     "the retain flag of no will": (b"\x10\0\4MQTT\5\x20\0\0\0\0\0", 5, True, 0x81),
-    "a will to a wildcard": (b"\x10\0\4MQTT\5\4\0\0\0\0\1c\0\0\1#\0\0", 5, True, 0x90),
+    "a will to a wildcard": (b"\x10\0\4MQTT\5\4\0\0\0\0\1c\0\0\1#\0\0", 5, True, 0x82),
     "a password without a user": (b"\x10\0\4MQTT\4\x40\0\0\0\0\0\1p", 4, True, 0x81),
     "another protocol": (b"\x10\0\4MQTX\5\0\0\0\0\0\0", 5, True, 0x84),
     "version 3": (b"\x10\0\4MQTT\3\0\0\0\0\0", 5, True, 0x84),
@@ -367,9 +368,9 @@ WRONG_BYTES = {
     "properties in 3.1.1": (b"\x20\0\0\0", 4, False, 0x81),
     "a PUBLISH with QoS 3": (b"\x36\0\1t\0\1\0", 5, True, 0x81),
     "a repeated QoS 0": (b"\x38\0\1t\0", 5, True, 0x81),
-    "identifier 0": (b"\x32\0\1t\0\0\0", 5, True, 0x81),
-    "a topic with +": (b"\x30\0\1+\0", 5, True, 0x90),
-    "a topic with #": (b"\x30\0\1#\0", 5, True, 0x90),
+    "identifier 0": (b"\x32\0\1t\0\0\0", 5, True, 0x82),
+    "a topic with +": (b"\x30\0\1+\0", 5, True, 0x82),
+    "a topic with #": (b"\x30\0\1#\0", 5, True, 0x82),
     "a PUBACK with flags": (b"\x41\0\1", 5, True, 0x81),
     "a PUBREL without flags": (b"\x60\0\1", 5, True, 0x81),
     "an acknowledgement of 0": (b"\x40\0\0", 5, True, 0x82),
@@ -472,7 +473,7 @@ def test_another_first_packet_is_refused_by_its_type() -> None:
 def test_the_version_for_an_answer_is_known_early() -> None:
     versions = {
         b"\0\4MQTT\5": 5,
-        b"\0\4MQTT\6": 5,
+        b"\0\4MQTT\6": 4,
         b"\0\4MQTT\4": 4,
         b"\0\6MQIsdp\3": 4,
         b"\0\4MQTT": 0,
