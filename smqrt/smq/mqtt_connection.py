@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from gevent import Timeout
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.mqtt.client import MqttClient
+from smqrt.broker.mqtt.client import ACKNOWLEDGEMENTS, MqttClient
 from smqrt.broker.mqtt.messages import mqtt_batch
+from smqrt.broker.mqtt.publishing import numbers_in
 from smqrt.broker.outbox import BLOCKED, backlog
 from smqrt.errors import CloseReason, MqttError, ProtocolError
 from smqrt.loop.scheduling import Watcher
@@ -27,16 +28,21 @@ from smqrt.smq.connection_kinds import OverTls
 from smqrt.smq.handshake import Admission, BootstrapRequest, DetachedConnection, Origin
 from smqrt.transport.tls import ClientSocket
 from smqrt.wire import websocket
+from smqrt.wire.kernels import ROW_MESSAGES
 from smqrt.wire.mqtt.packets import PacketSplitter
 from smqrt.wire.smq import Type
 from smqrt.wire.websocket import Frame
 
 log = logging.getLogger("smqrt")
 publishes = data_path.kernels.publishes
+packet_numbers: Any = data_path.kernels.packet_numbers
 
 T = TypeVar("T")
-ROW_BYTES = 64
-"""Fewer received bytes are handled packet by packet: that is faster than calling the kernel."""
+ACKNOWLEDGEMENT_BYTES = 4
+"""The size of an acknowledgement without a reason."""
+ROW_ACKNOWLEDGEMENTS_BYTES = 100 * ACKNOWLEDGEMENT_BYTES
+ROWS_PER_RECEIVE = 64
+"""Further rows of one receive are handled packet by packet, with a look at the clock."""
 MAX_CARRY_BYTES = 16384
 """A longer beginning of a packet is collected elsewhere: it would be copied at each receive."""
 PACKETS_PER_CHECK = 16
@@ -126,30 +132,70 @@ class MqttConnection(RawConnection):
             self.defer()
             return
         used = 0
-        if self._splitter.is_empty and size > ROW_BYTES:
-            used = self._guarded(lambda: self._publish_rows(size)) or 0
+        if self.session.takes_rows and self._splitter.is_empty:
+            used = self._guarded(self._handle_rows, size) or 0
         if used < size and not self.life.over:
             self._take(view[used:size].tobytes())
 
-    def _publish_rows(self, size: int) -> int:
-        """Publish the leading messages with QoS 0 to the topic of the last one; return how many bytes these are."""
-        session, at = self.session, 0
-        name, block_bytes = session.run_name, int(session.version == 5)
-        while session.is_in_row and size - at > ROW_BYTES and not (self.paused or self.life.over):
-            start = at + (4 if view[at + 1] < 128 else 5 if view[at + 2] < 128 else 6)  # behind the length of the topic
-            topic = session.devices.topic_for(name) if chars[start : start + len(name)] == name else None
-            if topic is None:
+    def _handle_rows(self, size: int) -> int:
+        """Handle the leading rows of similar packets; return how many bytes these are."""
+        session, at, rows = self.session, 0, 0
+        while size - at >= ACKNOWLEDGEMENT_BYTES and rows < ROWS_PER_RECEIVE and not (self.paused or self.life.over):
+            first = view[at]
+            if first in ACKNOWLEDGEMENTS:
+                end = self._acknowledgement_row(at, size)
+            elif first == session.run_first:
+                end = self._publish_row(at, size)
+            else:
                 break
-            count, end, written = publishes(at, size, len(name), block_bytes, topic.id, session.etid)
-            if not count:
+            if end == at:
                 break
-            batch = mqtt_batch(partitioned[:written], 0)
-            batch.packets, batch.version = chars[at:end], session.codec
-            at = end
-            session.counts.packets += count
-            if session.publish_frames(topic, batch, count, []):
-                self.pause()
+            at, rows = end, rows + 1
         return at
+
+    def _acknowledgement_row(self, at: int, size: int) -> int:
+        """Handle a row of acknowledgements without reasons; return where it ends."""
+        data = chars[at : min(at + (size - at & -ACKNOWLEDGEMENT_BYTES), at + ROW_ACKNOWLEDGEMENTS_BYTES)]
+        firsts, sizes = data[::4], data[1::4]
+        count = min(len(firsts) - len(firsts.lstrip(firsts[:1])), len(sizes) - len(sizes.lstrip(b"\2")))
+        halves = bytearray(2 * count)
+        halves[::2], halves[1::2] = data[2 : 4 * count : 4], data[3 : 4 * count : 4]
+        packed = bytes(halves)
+        numbers = numbers_in(packed)
+        if not count or 0 in numbers:
+            return at
+        session = self.session
+        session.counts.packets += count
+        if session.acknowledgement_row(data[0], numbers, packed):
+            self.pause()
+        return at + 4 * count
+
+    def _publish_row(self, at: int, size: int) -> int:
+        """Publish a row of messages that are like the last one; return where it ends."""
+        session = self.session
+        name, first = session.run_name, session.run_first
+        start = at + (4 if view[at + 1] < 128 else 5 if view[at + 2] < 128 else 6)  # behind the length of the topic
+        topic = session.devices.topic_for(name) if chars[start : start + len(name)] == name else None
+        if topic is None:
+            return at
+        count, end, written = publishes(at, size, len(name), int(session.version == 5), topic.id, session.etid)
+        if not count:
+            return at
+        batch, numbers = mqtt_batch(partitioned[:written], first >> 1 & 3), b""
+        if batch.qos:
+            numbers = packet_numbers[: 2 * count]
+            if batch.qos == 2 and not session.takes_numbers(numbers):
+                return at
+        else:
+            batch.packets, batch.version = chars[at:end], session.codec
+        session.counts.packets += count
+        if session.publish_frames(topic, batch, count, numbers):
+            self.pause()
+        elif count == ROW_MESSAGES and batch.qos and end < size:  # publishers wait for slow subscribers
+            self.carry = view[end:size].tobytes()
+            self.defer()
+            return size
+        return end
 
     def _take(self, data: bytes) -> None:
         self._splitter.feed(data)
@@ -172,11 +218,11 @@ class MqttConnection(RawConnection):
         else:
             self._take(data)
 
-    def _guarded(self, step: Callable[[], T]) -> T | None:
+    def _guarded(self, step: Callable[..., T], *arguments: object) -> T | None:
         """Return the result of a function that handles packets; errors end the session."""
         session = self.session
         try:
-            return step()
+            return step(*arguments)
         except MqttError as error:
             session.publish_collected()
             session.fail_mqtt(error)

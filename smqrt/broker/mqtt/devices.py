@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from struct import unpack
 from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
@@ -346,8 +347,8 @@ class Devices(DeliveryQueue):
         if received is None:
             return
         device, numbers = received
-        for number in numbers if device.rows is not None else ():
-            device.expect_release(number[0] << 8 | number[1], is_saved=True)
+        if device.rows is not None:
+            device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), is_saved=True)
 
     def check_messages_of(self, device: Device) -> None:
         """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.

@@ -62,8 +62,8 @@ class MqttBatch(ArrivedBatch):
         packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
         version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
         messages: the number of messages; 0 when it is unknown.
-        received: the session of the publisher and the packet identifiers, which are saved together with the messages;
-            None when nothing is saved, and with QoS 0 and 1.
+        received: the session of the publisher and the packet identifiers, two bytes each, which are saved together with
+            the messages; None when nothing is saved, and with QoS 0 and 1.
         on_accepted: called when `onpublish` has accepted the message; None for nothing to call.
     """
 
@@ -73,7 +73,7 @@ class MqttBatch(ArrivedBatch):
     large: bytes | None = None
     packets: bytes = b""
     version = 0
-    received: tuple[Device, list[bytes]] | None = None
+    received: tuple[Device, bytes] | None = None
     qos: int
     retain: bool
     properties: bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from smqrt.auth.identity import Action
@@ -24,9 +24,11 @@ from smqrt.wire.mqtt.packets import (
     decode_unsubscribe,
     encode,
     encode_acknowledgement,
+    encode_acknowledgements,
 )
 
 MAX_QOS = 2
+_PUBREL = 0x62  # the first byte
 ALIAS_NAME_BYTES = 24
 """Shorter names get no alias: with its property of 3 bytes it saves too little."""
 _NO_ALIASES: dict[bytes, int] = {}
@@ -303,6 +305,22 @@ class SubscribingClient(PublishingClient):
             self.aliases_out = {}
         self.aliases_out[name] = number
         return number << 1
+
+    def received_row(self, numbers: Sequence[int], packed: bytes) -> None:
+        """Handle PUBREC packets without reasons.
+
+        Args:
+            numbers: their packet identifiers.
+            packed: the same, two bytes each.
+        """
+        device = self.device
+        assert device is not None
+        if device.rows is None and device.received_all(numbers):
+            self.counts.answers += len(numbers)
+            self.mqtt_outbox.send_packet(encode_acknowledgements(_PUBREL, packed))
+            return
+        for number in numbers:
+            self.received(number)
 
     def send_release(self, number: int) -> None:
         """Send PUBREL."""
