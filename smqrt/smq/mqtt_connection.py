@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from struct import unpack_from
 from time import time
 from typing import Any, TypeVar
 
@@ -12,7 +13,6 @@ from gevent import Timeout
 from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt.client import ACKNOWLEDGEMENTS, MqttClient
 from smqrt.broker.mqtt.messages import mqtt_batch
-from smqrt.broker.mqtt.publishing import numbers_in
 from smqrt.broker.outbox import BLOCKED, backlog
 from smqrt.errors import CloseReason, MqttError, ProtocolError
 from smqrt.loop.scheduling import Watcher
@@ -40,7 +40,7 @@ packet_numbers: Any = data_path.kernels.packet_numbers
 T = TypeVar("T")
 ACKNOWLEDGEMENT_BYTES = 4
 """The size of an acknowledgement without a reason."""
-ROW_ACKNOWLEDGEMENTS_BYTES = 100 * ACKNOWLEDGEMENT_BYTES
+ROW_ACKNOWLEDGEMENTS = 100
 ROWS_PER_RECEIVE = 64
 """Further rows of one receive are handled packet by packet, with a look at the clock."""
 MAX_CARRY_BYTES = 16384
@@ -132,7 +132,8 @@ class MqttConnection(RawConnection):
             self.defer()
             return
         used = 0
-        if self.session.takes_rows and self._splitter.is_empty:
+        session = self.session
+        if session.device is not None and not session.broker.traces and self._splitter.is_empty:
             used = self._guarded(self._handle_rows, size) or 0
         if used < size and not self.life.over:
             self._take(view[used:size].tobytes())
@@ -155,20 +156,18 @@ class MqttConnection(RawConnection):
 
     def _acknowledgement_row(self, at: int, size: int) -> int:
         """Handle a row of acknowledgements without reasons; return where it ends."""
-        data = chars[at : min(at + (size - at & -ACKNOWLEDGEMENT_BYTES), at + ROW_ACKNOWLEDGEMENTS_BYTES)]
-        firsts, sizes = data[::4], data[1::4]
-        count = min(len(firsts) - len(firsts.lstrip(firsts[:1])), len(sizes) - len(sizes.lstrip(b"\2")))
-        halves = bytearray(2 * count)
-        halves[::2], halves[1::2] = data[2 : 4 * count : 4], data[3 : 4 * count : 4]
-        packed = bytes(halves)
-        numbers = numbers_in(packed)
-        if not count or 0 in numbers:
+        session, first, numbers = self.session, view[at], []
+        before, words = first << 24 | 2 << 16, min((size - at) // ACKNOWLEDGEMENT_BYTES, ROW_ACKNOWLEDGEMENTS)
+        for word in unpack_from(f">{words}I", view, at):
+            if not before < word <= before | 0xFFFF:  # another packet, or the packet identifier 0
+                break
+            numbers.append(word - before)
+        if not numbers:
             return at
-        session = self.session
-        session.counts.packets += count
-        if session.acknowledgement_row(data[0], numbers, packed):
+        session.counts.packets += len(numbers)
+        if session.acknowledgement_row(first, numbers):
             self.pause()
-        return at + 4 * count
+        return at + ACKNOWLEDGEMENT_BYTES * len(numbers)
 
     def _publish_row(self, at: int, size: int) -> int:
         """Publish a row of messages that are like the last one; return where it ends."""

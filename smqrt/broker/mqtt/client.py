@@ -130,23 +130,17 @@ class MqttClient(SubscribingClient):
             return False
         return self.postpone(first, body) or self._handle_mqtt(first, body)
 
-    @property
-    def takes_rows(self) -> bool:
-        """Whether packets need not be handled one by one: the client is accepted, and nothing is traced."""
-        return self.device is not None and not self.broker.traces
-
-    def acknowledgement_row(self, first: int, numbers: tuple[int, ...], packed: bytes) -> bool:
-        """Handle acknowledgements without reasons; return true when the client has to wait.
+    def acknowledgement_row(self, first: int, numbers: list[int]) -> bool:
+        """Handle acknowledgements without reasons of an accepted client; return true when the client has to wait.
 
         Args:
             first: the first byte of all of them, a key of `ACKNOWLEDGEMENTS`.
             numbers: their packet identifiers, without 0.
-            packed: the same, two bytes each.
 
         Raises:
             MqttError: as `packet`.
         """
-        return bool(ACKNOWLEDGEMENTS[first](self, numbers, packed))
+        return bool(ACKNOWLEDGEMENTS[first](self, numbers))
 
     def _handle_mqtt(self, first: int, body: bytes) -> bool:
         if self.state is SessionState.CONNECTED:
@@ -520,11 +514,11 @@ def _will(will: WillMessage) -> Will:
     )
 
 
-ACKNOWLEDGEMENTS: dict[int, Callable[[Any, tuple[int, ...], bytes], bool | None]] = {
-    0x40: lambda client, numbers, packed: client.device.acknowledged_row(numbers, PacketType.PUBACK),
+ACKNOWLEDGEMENTS: dict[int, Callable[[Any, list[int]], bool | None]] = {
+    0x40: lambda client, numbers: client.device.acknowledged_row(numbers, PacketType.PUBACK),
     0x50: MqttClient.received_row,
     0x62: MqttClient.release_row,
-    0x70: lambda client, numbers, packed: client.device.acknowledged_row(numbers, PacketType.PUBCOMP),
+    0x70: lambda client, numbers: client.device.acknowledged_row(numbers, PacketType.PUBCOMP),
 }
 """Handlers of acknowledgements that are received in a row, by their first byte."""
 _SHORT_ANSWERS: dict[int, Callable[[MqttClient, int], None]] = {

@@ -24,10 +24,13 @@ NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 MESSAGE_BYTES = 150
 """Memory of a waiting message beside name, payload and properties, approximately."""
+WRITE_BYTES = 16 << 10
+"""Messages that have waited are sent in writes of about this size: between two, the room in the queue is checked."""
 _IDENTIFIERS = 0xFFFF
-PUBCOMP = PacketType.PUBCOMP  # faster than the attribute of the enumeration
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
+_ANSWERED_QOS: dict[int, int] = {PacketType.PUBACK: 1, PacketType.PUBREC: 2, PacketType.PUBCOMP: 0}
+"""The QoS of messages that an answer completes; 0 for those after PUBREC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,45 +188,70 @@ class Device:
         if one.no_local and run.publisher == self.etid:
             return
         qos, retain = min(one.qos, run.qos), run.retain and one.retain_as_published
-        if qos:
-            self._deliver_all(run.messages(qos, retain, one.identifiers), run.now_s)
-        elif client is not None:
-            client.send_run(run, retain, one.identifiers)
+        if not qos:
+            if client is not None:
+                client.send_run(run, retain, one.identifiers)
+            return
+        messages, room = run.messages(qos, retain, one.identifiers), 0
+        if client is not None and not (self.waiting or self._unsent or client.peer_limit_bytes) and client.has_room:
+            room = client.window - len(self.in_flight)
+            if len(messages) <= room and self.rows is None and not client.max_aliases_out:
+                pieces = run.pieces(self.version, qos, retain, one.identifiers)
+                if pieces is not None:
+                    self._send_pieces(client, messages, pieces)
+                    return
+        if room > 0:
+            assert client is not None
+            self._send_all(client, messages[:room], run.now_s)
+            messages = messages[room:]
+        if messages and not (self.waiting or self._unsent) and self._can_send:
+            for message in messages:
+                self.enqueue(message)
+        elif messages:
+            self._keep_all(messages)
 
-    def _deliver_all(self, messages: list[Message], now_s: float) -> None:
-        """Send messages with QoS 1 or 2 in one write, as far as there is room; the others wait."""
-        client, sent = self.client, 0
-        if (
-            client is not None
-            and not (self.waiting or self._unsent)
-            and client.has_room
-            and not client.peer_limit_bytes
-        ):
-            sent = min(max(client.window - len(self.in_flight), 0), len(messages))
-            packets = []
-            rows = self.rows
-            for message in messages[:sent]:
-                number = self._new_number()
-                self.in_flight[number] = message
-                if rows is not None:
-                    rows.send(number, message)
-                    if rows.must_wait(number):
-                        rows.ledger.hold_message(self, client, number)
-                        continue
-                alias = client.alias_of(message.name) if client.max_aliases_out else 0
-                before, after = message.parts(self.version, now_s, alias)
-                packets.append(before + number.to_bytes(2) + after)
-            if packets:
-                client.send_encoded(b"".join(packets))
-        for message in messages[sent:]:
-            self.enqueue(message)
+    def _send_pieces(self, client: ConnectedClient, messages: list[Message], pieces: list[bytes]) -> None:
+        """Send messages with QoS 1 or 2 in one write; see `Run.pieces`."""
+        numbers = self._new_numbers(len(messages))
+        self.in_flight.update(zip(numbers, messages, strict=True))
+        pieces[1::3] = [number.to_bytes(2) for number in numbers]
+        client.send_encoded(b"".join(pieces))
+
+    def _send_all(self, client: ConnectedClient, messages: list[Message], now_s: float) -> None:
+        """Send messages with QoS 1 or 2 in one write; with `rows`, those that must wait for the disk later."""
+        rows, version, packets = self.rows, self.version, []
+        aliases = client.max_aliases_out
+        for number, message in zip(self._new_numbers(len(messages)), messages, strict=True):
+            self.in_flight[number] = message
+            if rows is not None:
+                rows.send(number, message)
+                if rows.must_wait(number):
+                    rows.ledger.hold_message(self, client, number)
+                    continue
+            alias = client.alias_of(message.name) if aliases else 0
+            before, after = message.parts(version, now_s, alias)
+            packets += (before, number.to_bytes(2), after)
+        if packets:
+            client.send_encoded(b"".join(packets))
 
     def enqueue(self, message: Message) -> None:
         """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
         if not self.waiting and not self._unsent and self._can_send:
             self._transmit(message)
-            return
-        self.keep(message)
+        else:
+            self._keep_all([message])
+
+    def _keep_all(self, messages: list[Message]) -> None:
+        """Let messages wait; the oldest ones are lost when too many wait."""
+        if self.waiting is _NO_MESSAGES:
+            self.waiting = deque()
+        self.waiting += messages
+        size = sum([message.size_bytes for message in messages]) + MESSAGE_BYTES * len(messages)
+        self.waiting_bytes += size
+        self.devices.waiting_bytes += size
+        if self.rows is not None:
+            for message in messages:
+                self.rows.keep(message)
         limits = self.devices.limits
         if len(self.waiting) << 1 > limits.queued_messages or self.waiting_bytes << 1 > limits.queued_bytes:
             self.devices.pressed(self)
@@ -343,12 +371,26 @@ class Device:
                 self.last_number = number
                 return number
 
+    def _new_numbers(self, count: int) -> Sequence[int]:
+        """Return free packet identifiers, see `_new_number`."""
+        if self.in_flight is _NOTHING_IN_FLIGHT:
+            self.in_flight = {}
+        first = self.last_number + 1
+        numbers = range(first, first + count)
+        if first + count <= _IDENTIFIERS and self.in_flight.keys().isdisjoint(numbers):
+            self.last_number += count
+            return numbers
+        return [self._new_number() for _ in numbers]
+
     def pump(self) -> None:
         """Send messages that wait, as far as there is room."""
         if self._unsent:
             self._send_again()
         now_s = self.devices.broker.clock()
         while self.waiting and not self._unsent and self._can_send:
+            if self.client is not None and self.rows is None and not self.client.peer_limit_bytes:
+                self._send_waiting(self.client, now_s)
+                continue
             message = self._next_waiting()
             if message.expires_s > now_s:
                 self._transmit(message, has_waited=True)
@@ -361,6 +403,19 @@ class Device:
         if self.feeds and not self.is_feeding and self.client is not None:
             self.is_feeding = True
             run_in_background(self._feed())
+
+    def _send_waiting(self, client: ConnectedClient, now_s: float) -> None:
+        """Send messages that wait in one write, at most `WRITE_BYTES` and one more, of a session without `rows`."""
+        room, size = client.window - len(self.in_flight), 0
+        messages = []
+        while self.waiting and len(messages) < room and size < WRITE_BYTES:
+            message = self.waiting.popleft()
+            size += message.size_bytes + MESSAGE_BYTES
+            if message.expires_s > now_s:
+                messages.append(message)
+        self.waiting_bytes -= size
+        self.devices.waiting_bytes -= size
+        self._send_all(client, messages, now_s)
 
     def feed(self, messages: RetainedFeed) -> None:
         """Send retained messages, as fast as the client reads them; see `RetainedMessages.matching`."""
@@ -414,13 +469,13 @@ class Device:
 
     def acknowledged_row(self, numbers: Sequence[int], kind: int) -> None:
         """Handle acknowledgements of one kind as `acknowledged` does, then send what waits."""
-        in_flight, rows, unsent = self.in_flight, self.rows, self._unsent
+        in_flight, rows, unsent, qos = self.in_flight, self.rows, self._unsent, _ANSWERED_QOS[kind]
         for number in numbers:
             message = in_flight.get(number, _UNKNOWN)
             if message is _UNKNOWN:
                 continue
-            expected = PUBCOMP if message is None else _FIRST_ANSWER[message.qos]
-            if kind != expected:
+            if (0 if message is None else message.qos) != qos:
+                expected = _FIRST_ANSWER[message.qos] if message is not None else PacketType.PUBCOMP
                 raise MqttError(Reason.PROTOCOL_ERROR, f"{PacketType(kind).name} instead of {expected.name}")
             del in_flight[number]
             if rows is not None:

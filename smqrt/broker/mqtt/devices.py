@@ -39,6 +39,8 @@ MAX_TIMER_S = 10.0
 EXPIRY_CHECKS_PER_STEP = 200
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
+AT_ONCE_BYTES, DELIVERIES_AT_ONCE = 4096, 8
+"""The largest batch and the number of subscribers for a delivery that is not divided into portions."""
 MAX_PASSING = 10_000
 """Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
@@ -334,6 +336,32 @@ class Devices(DeliveryQueue):
             if self.ledger is not None and found.is_saved:
                 self._save_received(batch)
 
+    def deliver_at_once(self, batch: bytes) -> bool:
+        """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
+        topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+        found = self._by_topic.get(topic) if topic is not None else None
+        if found is None or self.ledger is not None or self.readers.is_used or len(batch) > AT_ONCE_BYTES:
+            return False
+        deliveries = found.deliveries
+        if (
+            len(deliveries) > DELIVERIES_AT_ONCE
+            or found.has_groups
+            or (isinstance(batch, ArrivedBatch) and batch.group)
+        ):
+            return False
+        assert topic is not None and topic.name is not None
+        self._count_copies(batch, len(deliveries))
+        run = self.run(topic.name, topic.key, batch)
+        for one in deliveries:
+            one.device.deliver(run, one)
+        return True
+
+    def _count_copies(self, batch: bytes, copies: int) -> None:
+        size, counts = len(batch), self.counts
+        messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
+        counts.delivered += messages * copies
+        counts.delivered_bytes += (size - messages * smq.PUBLISH_HEADER_BYTES) * copies
+
     def is_saved(self, batch: bytes) -> bool:
         """Return whether a session that is saved gets the messages of a batch."""
         topic = self.broker.topic_table.by_key.get(batch[smq.TID])
@@ -360,14 +388,11 @@ class Devices(DeliveryQueue):
 
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        deliveries, may_read, batch, counts = found.deliveries, _any_device, run.batch, self.counts
+        deliveries, may_read, batch = found.deliveries, _any_device, run.batch
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, found)
             deliveries, may_read = readers.deliveries, readers.has
-        size, copies = len(batch), len(deliveries)
-        messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
-        counts.delivered += messages * copies
-        counts.delivered_bytes += (size - messages * smq.PUBLISH_HEADER_BYTES) * copies
+        self._count_copies(batch, len(deliveries))
         group = batch.group if isinstance(batch, ArrivedBatch) else None
         if not group:
             for one in deliveries:

@@ -248,6 +248,7 @@ class Run:
         self.publisher = int.from_bytes(batch[smq.PTID], "big")
         self._packets: dict[tuple[int, bool, bytes], bytes] = {}
         self._messages: dict[tuple[int, bool, bytes], list[Message]] = {}
+        self._pieces: dict[tuple[int, int, bool, bytes], list[bytes]] = {}
 
     @cached_property
     def payloads(self) -> list[tuple[bytes, bytes]]:
@@ -325,6 +326,32 @@ class Run:
         if rest or not all(batch[at::size] == batch[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
             return None
         return self._properties_of(batch[:size])
+
+    def pieces(self, version: int, qos: int, retain: bool, identifiers: bytes) -> list[bytes] | None:
+        """Return the PUBLISH packets with QoS 1 or 2, in three pieces each.
+
+        Returns:
+            A list whose pieces 1, 4, 7 and so on the caller replaces by packet identifiers; None when the properties of
+            the messages differ, or change with time.
+        """
+        key = version, qos, retain, identifiers
+        found = self._pieces.get(key)
+        if found is not None:
+            return found
+        name, block = _U16.pack(len(self.name)) + self.name, b""
+        if version == 5:
+            if self._properties is None or self.expires_s != NO_EXPIRY_S:
+                return None
+            block = property_block(self._properties, NO_EXPIRY_S, identifiers, 0)
+        first, fixed_bytes = bytes((0x30 | qos << 1 | retain,)), len(name) + 2 + len(block)
+        heads: dict[int, bytes] = {}  # by the length of the payload
+        found = self._pieces[key] = []
+        for payload, _ in self.payloads:
+            size = len(payload)
+            if size not in heads:
+                heads[size] = first + varint(fixed_bytes + size) + name
+            found += (heads[size], b"", block + payload)
+        return found
 
     def messages(self, qos: int, retain: bool, identifiers: bytes) -> list[Message]:
         """Return the messages, each for itself."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from struct import unpack
+from struct import pack, unpack
 from typing import Any, NamedTuple
 
 from smqrt.auth.identity import Action
@@ -442,18 +441,13 @@ class PublishingClient(MqttSession):
         data = encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code)
         self.send_when_saved(data, was_saved)
 
-    def release_row(self, numbers: Sequence[int], packed: bytes) -> bool:
-        """Handle PUBREL packets without reasons; return true when the client has to wait.
-
-        Args:
-            numbers: their packet identifiers.
-            packed: the same, two bytes each.
-        """
+    def release_row(self, numbers: list[int]) -> bool:
+        """Handle PUBREL packets without reasons; return true when the client has to wait."""
         device = self.device
         assert device is not None
         if device.rows is None and not self.held and device.released_all(numbers):
             self.counts.answers += len(numbers)
-            self.mqtt_outbox.send_packet(encode_acknowledgements(_PUBCOMP, packed))
+            self.mqtt_outbox.send_packet(encode_acknowledgements(_PUBCOMP, pack(f">{len(numbers)}H", *numbers)))
             return False
         for number in numbers:
             self.release(number)

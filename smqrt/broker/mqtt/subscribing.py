@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from struct import pack
 from typing import Any
 
 from smqrt.auth.identity import Action
@@ -306,18 +307,13 @@ class SubscribingClient(PublishingClient):
         self.aliases_out[name] = number
         return number << 1
 
-    def received_row(self, numbers: Sequence[int], packed: bytes) -> None:
-        """Handle PUBREC packets without reasons.
-
-        Args:
-            numbers: their packet identifiers.
-            packed: the same, two bytes each.
-        """
+    def received_row(self, numbers: list[int]) -> None:
+        """Handle PUBREC packets without reasons."""
         device = self.device
         assert device is not None
         if device.rows is None and device.received_all(numbers):
             self.counts.answers += len(numbers)
-            self.mqtt_outbox.send_packet(encode_acknowledgements(_PUBREL, packed))
+            self.mqtt_outbox.send_packet(encode_acknowledgements(_PUBREL, pack(f">{len(numbers)}H", *numbers)))
             return
         for number in numbers:
             self.received(number)
