@@ -219,7 +219,8 @@ class Device:
 
     def _send_all(self, client: ConnectedClient, messages: list[Message], now_s: float) -> None:
         """Send messages with QoS 1 or 2 in one write; with `rows`, those that must wait for the disk later."""
-        rows, version, packets = self.rows, self.version, []
+        rows, version = self.rows, self.version
+        packets: list[bytes] = []
         aliases = client.max_aliases_out
         for number, message in zip(self._new_numbers(len(messages)), messages, strict=True):
             self.in_flight[number] = message
@@ -407,7 +408,7 @@ class Device:
     def _send_waiting(self, client: ConnectedClient, now_s: float) -> None:
         """Send messages that wait in one write, at most `WRITE_BYTES` and one more, of a session without `rows`."""
         room, size = client.window - len(self.in_flight), 0
-        messages = []
+        messages: list[Message] = []
         while self.waiting and len(messages) < room and size < WRITE_BYTES:
             message = self.waiting.popleft()
             size += message.size_bytes + MESSAGE_BYTES

@@ -343,13 +343,12 @@ class Devices(DeliveryQueue):
         if found is None or self.ledger is not None or self.readers.is_used or len(batch) > AT_ONCE_BYTES:
             return False
         deliveries = found.deliveries
-        if (
-            len(deliveries) > DELIVERIES_AT_ONCE
-            or found.has_groups
-            or (isinstance(batch, ArrivedBatch) and batch.group)
-        ):
+        if len(deliveries) > DELIVERIES_AT_ONCE or found.has_groups:
             return False
-        assert topic is not None and topic.name is not None
+        if isinstance(batch, ArrivedBatch) and batch.group:
+            return False
+        assert topic is not None
+        assert topic.name is not None
         self._count_copies(batch, len(deliveries))
         run = self.run(topic.name, topic.key, batch)
         for one in deliveries:
