@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import takewhile
 from struct import unpack_from
 from time import time
 from typing import Any, TypeVar
@@ -156,16 +157,15 @@ class MqttConnection(RawConnection):
 
     def _acknowledgement_row(self, at: int, size: int) -> int:
         """Handle a row of acknowledgements without reasons; return where it ends."""
-        session, first, numbers = self.session, view[at], []
+        session, first = self.session, view[at]
         before, words = first << 24 | 2 << 16, min((size - at) // ACKNOWLEDGEMENT_BYTES, ROW_ACKNOWLEDGEMENTS)
-        for word in unpack_from(f">{words}I", view, at):
-            if not before < word <= before | 0xFFFF:  # another packet, or the packet identifier 0
-                break
-            numbers.append(word - before)
-        if not numbers:
-            return at
+        numbers = [word - before for word in unpack_from(f">{words}I", view, at)]
+        if min(numbers) <= 0 or max(numbers) > 0xFFFF:  # up to another packet, or to the packet identifier 0
+            numbers = list(takewhile(lambda number: 0 < number <= 0xFFFF, numbers))
+            if not numbers:
+                return at
         session.counts.packets += len(numbers)
-        if session.acknowledgement_row(first, numbers):
+        if ACKNOWLEDGEMENTS[first](session, numbers):
             self.pause()
         return at + ACKNOWLEDGEMENT_BYTES * len(numbers)
 

@@ -130,18 +130,6 @@ class MqttClient(SubscribingClient):
             return False
         return self.postpone(first, body) or self._handle_mqtt(first, body)
 
-    def acknowledgement_row(self, first: int, numbers: list[int]) -> bool:
-        """Handle acknowledgements without reasons of an accepted client; return true when the client has to wait.
-
-        Args:
-            first: the first byte of all of them, a key of `ACKNOWLEDGEMENTS`.
-            numbers: their packet identifiers, without 0.
-
-        Raises:
-            MqttError: as `packet`.
-        """
-        return bool(ACKNOWLEDGEMENTS[first](self, numbers))
-
     def _handle_mqtt(self, first: int, body: bytes) -> bool:
         if self.state is SessionState.CONNECTED:
             kind = first >> 4
@@ -520,7 +508,10 @@ ACKNOWLEDGEMENTS: dict[int, Callable[[Any, list[int]], bool | None]] = {
     0x62: MqttClient.release_row,
     0x70: lambda client, numbers: client.device.acknowledged_row(numbers, PacketType.PUBCOMP),
 }
-"""Handlers of acknowledgements that are received in a row, by their first byte."""
+"""Handlers of acknowledgements without reasons in a row, of an accepted client, by their first byte.
+
+The numbers are the packet identifiers, without 0. They return true when the client has to wait, and raise as
+`MqttClient.packet`."""
 _SHORT_ANSWERS: dict[int, Callable[[MqttClient, int], None]] = {
     0x40: lambda client, number: client.acknowledged(number, PacketType.PUBACK),
     0x50: lambda client, number: client.received(number),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smqrt.auth.identity import Action, Identity
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.ledger import Row, SessionRows
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, Run
+from smqrt.broker.mqtt.messages import MAX_NUMBER, NO_EXPIRY_S, Message, Run
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.fields import PacketType, Reason
@@ -26,7 +26,6 @@ MESSAGE_BYTES = 150
 """Memory of a waiting message beside name, payload and properties, approximately."""
 WRITE_BYTES = 16 << 10
 """Messages that have waited are sent in writes of about this size: between two, the room in the queue is checked."""
-_IDENTIFIERS = 0xFFFF
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
 _ANSWERED_QOS: dict[int, int] = {PacketType.PUBACK: 1, PacketType.PUBREC: 2, PacketType.PUBCOMP: 0}
@@ -192,14 +191,15 @@ class Device:
             if client is not None:
                 client.send_run(run, retain, one.identifiers)
             return
-        messages, room = run.messages(qos, retain, one.identifiers), 0
+        room = 0
         if client is not None and not (self.waiting or self._unsent or client.peer_limit_bytes) and client.has_room:
             room = client.window - len(self.in_flight)
-            if len(messages) <= room and self.rows is None and not client.max_aliases_out:
-                pieces = run.pieces(self.version, qos, retain, one.identifiers)
-                if pieces is not None:
-                    self._send_pieces(client, messages, pieces)
+            if self.rows is None and run.count <= room and not client.max_aliases_out:
+                numbered = run.numbered(self.version, qos, retain, one.identifiers, self.last_number + 1)
+                if numbered is not None and self._take_numbers(numbered[0]):
+                    client.send_encoded(numbered[1])
                     return
+        messages = run.messages(qos, retain, one.identifiers)
         if room > 0:
             assert client is not None
             self._send_all(client, messages[:room], run.now_s)
@@ -210,12 +210,15 @@ class Device:
         elif messages:
             self._keep_all(messages)
 
-    def _send_pieces(self, client: ConnectedClient, messages: list[Message], pieces: list[bytes]) -> None:
-        """Send messages with QoS 1 or 2 in one write; see `Run.pieces`."""
-        numbers = self._new_numbers(len(messages))
-        self.in_flight.update(zip(numbers, messages, strict=True))
-        pieces[1::3] = [number.to_bytes(2) for number in numbers]
-        client.send_encoded(b"".join(pieces))
+    def _take_numbers(self, messages: dict[int, Message]) -> bool:
+        """Add messages in flight with their packet identifiers, if these are free; return whether they are."""
+        if self.in_flight is _NOTHING_IN_FLIGHT:
+            self.in_flight = {}
+        elif not self.in_flight.keys().isdisjoint(messages):
+            return False
+        self.in_flight.update(messages)
+        self.last_number = next(reversed(messages))
+        return True
 
     def _send_all(self, client: ConnectedClient, messages: list[Message], now_s: float) -> None:
         """Send messages with QoS 1 or 2 in one write; with `rows`, those that must wait for the disk later."""
@@ -367,7 +370,7 @@ class Device:
             self.in_flight = {}
         number = self.last_number
         while True:
-            number = number % _IDENTIFIERS + 1
+            number = number % MAX_NUMBER + 1
             if number not in self.in_flight:
                 self.last_number = number
                 return number
@@ -378,7 +381,7 @@ class Device:
             self.in_flight = {}
         first = self.last_number + 1
         numbers = range(first, first + count)
-        if first + count <= _IDENTIFIERS and self.in_flight.keys().isdisjoint(numbers):
+        if first + count <= MAX_NUMBER and self.in_flight.keys().isdisjoint(numbers):
             self.last_number += count
             return numbers
         return [self._new_number() for _ in numbers]

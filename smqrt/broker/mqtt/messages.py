@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import ceil
-from struct import Struct
+from struct import Struct, iter_unpack
 from typing import TYPE_CHECKING, Protocol
 
 from smqrt.broker.outbox import Drop
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _U16, _U32 = Struct(">H"), Struct(">I")
 _EXPIRY = b"\x02"  # the property "message expiry interval"
 DUP = 0x08
+MAX_NUMBER = 0xFFFF
+"""The largest packet identifier."""
 _ALIAS = b"\x23"  # the property "topic alias"
 _NO_NAME = b"\0\0"
 _IDENTIFIER = b"\x0b"  # the property "subscription identifier"
@@ -248,7 +250,8 @@ class Run:
         self.publisher = int.from_bytes(batch[smq.PTID], "big")
         self._packets: dict[tuple[int, bool, bytes], bytes] = {}
         self._messages: dict[tuple[int, bool, bytes], list[Message]] = {}
-        self._pieces: dict[tuple[int, int, bool, bytes], list[bytes]] = {}
+        self._numbered: dict[tuple[int, int, bool, bytes], tuple[dict[int, Message], bytes]] = {}
+        self._numbers: range | None = None
 
     @cached_property
     def payloads(self) -> list[tuple[bytes, bytes]]:
@@ -256,9 +259,20 @@ class Run:
         known = self._properties
         if isinstance(self.batch, MqttBatch) and self.batch.large is not None:
             return [(self.batch.large, self.batch.properties)]
+        batch = self.batch
+        size = batch[0] << 8 | batch[1]
+        count, rest = divmod(len(batch), size)
+        if (
+            known is not None
+            and not rest
+            and batch[::size] == batch[:1] * count
+            and batch[1::size] == batch[1:2] * count
+        ):
+            fields = iter_unpack(f"{smq.PUBLISH_HEADER_BYTES}x{size - smq.PUBLISH_HEADER_BYTES}s", batch)
+            return [(payload, known) for (payload,) in fields]  # all frames have one length
         return [
             (frame[smq.PUBLISH_HEADER_BYTES :], known if known is not None else self._properties_of(frame))
-            for frame in smq.frames(self.batch)
+            for frame in smq.frames(batch)
         ]
 
     @property
@@ -327,15 +341,23 @@ class Run:
             return None
         return self._properties_of(batch[:size])
 
-    def pieces(self, version: int, qos: int, retain: bool, identifiers: bytes) -> list[bytes] | None:
-        """Return the PUBLISH packets with QoS 1 or 2, in three pieces each.
+    def numbered(
+        self, version: int, qos: int, retain: bool, identifiers: bytes, number: int
+    ) -> tuple[dict[int, Message], bytes] | None:
+        """Return the messages with QoS 1 or 2 by packet identifiers, and their PUBLISH packets.
+
+        All subscribers for which these packet identifiers are free get the same bytes.
+
+        Args:
+            version: the version of the subscriber.
+            qos, retain, identifiers: see `Message`.
+            number: the first packet identifier, unless another subscriber has chosen one before.
 
         Returns:
-            A list whose pieces 1, 4, 7 and so on the caller replaces by packet identifiers; None when the properties of
-            the messages differ, or change with time.
+            None when the properties of the messages differ, or change with time.
         """
         key = version, qos, retain, identifiers
-        found = self._pieces.get(key)
+        found = self._numbered.get(key)
         if found is not None:
             return found
         name, block = _U16.pack(len(self.name)) + self.name, b""
@@ -344,13 +366,19 @@ class Run:
                 return None
             block = property_block(self._properties, NO_EXPIRY_S, identifiers, 0)
         first, fixed_bytes = bytes((0x30 | qos << 1 | retain,)), len(name) + 2 + len(block)
+        messages = self.messages(qos, retain, identifiers)
+        if self._numbers is None:
+            number = number if number + len(messages) <= MAX_NUMBER + 1 else 1
+            self._numbers = range(number, number + len(messages))
         heads: dict[int, bytes] = {}  # by the length of the payload
-        found = self._pieces[key] = []
-        for payload, _ in self.payloads:
+        pieces: list[bytes] = []
+        for number, message in zip(self._numbers, messages, strict=True):
+            payload = message.payload
             size = len(payload)
             if size not in heads:
                 heads[size] = first + varint(fixed_bytes + size) + name
-            found += (heads[size], b"", block + payload)
+            pieces += (heads[size], number.to_bytes(2), block, payload)
+        found = self._numbered[key] = dict(zip(self._numbers, messages, strict=True)), b"".join(pieces)
         return found
 
     def messages(self, qos: int, retain: bool, identifiers: bytes) -> list[Message]:
