@@ -42,6 +42,8 @@ T = TypeVar("T")
 ACKNOWLEDGEMENT_BYTES = 4
 """The size of an acknowledgement without a reason."""
 ROW_ACKNOWLEDGEMENTS = 100
+TAIL_BYTES = 64
+"""The kernel is not called again for a smaller rest behind a row of messages, which has hardly any more of them."""
 ROWS_PER_RECEIVE = 64
 """Further rows of one receive are handled packet by packet, with a look at the clock."""
 MAX_CARRY_BYTES = 16384
@@ -141,18 +143,18 @@ class MqttConnection(RawConnection):
 
     def _handle_rows(self, size: int) -> int:
         """Handle the leading rows of similar packets; return how many bytes these are."""
-        session, at, rows = self.session, 0, 0
+        session, at, rows, last = self.session, 0, 0, -1
         while size - at >= ACKNOWLEDGEMENT_BYTES and rows < ROWS_PER_RECEIVE and not (self.paused or self.life.over):
             first = view[at]
             if first in ACKNOWLEDGEMENTS:
                 end = self._acknowledgement_row(at, size)
-            elif first == session.run_first:
+            elif first == session.run_first and (first != last or size - at > TAIL_BYTES):
                 end = self._publish_row(at, size)
             else:
                 break
             if end == at:
                 break
-            at, rows = end, rows + 1
+            at, rows, last = end, rows + 1, first
         return at
 
     def _acknowledgement_row(self, at: int, size: int) -> int:
