@@ -498,13 +498,10 @@ class RawConnection(SocketOutbox):
 
     def receive(self) -> int:
         """Receive once, behind `carry` in the buffer, as `on_readable` does; return the number of bytes, 0 for none."""
-        size, carry, got = self.receive_bytes, self.carry, 0
+        size, held = self.receive_bytes, len(self.carry)
         try:
-            if carry:
-                view[: len(carry)] = carry
-                got = self.sock.recv_into(view[len(carry) :], size)
-            else:
-                got = self.sock.recv_into(view, size)
+            view[:held] = self.carry
+            got: int = self.sock.recv_into(view[held:] if held else view, size)
         except BlockingIOError:
             return 0
         except OSError:
