@@ -501,7 +501,7 @@ class RawConnection(SocketOutbox):
         size, held = self.receive_bytes, len(self.carry)
         try:
             view[:held] = self.carry
-            got: int = self.sock.recv_into(view[held:], size)
+            got: int = self.sock.recv_into(view[held:] if held else view, size)
         except BlockingIOError:
             return 0
         except OSError:

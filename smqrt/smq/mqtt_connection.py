@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import takewhile
+from struct import unpack_from
 from time import time
 from typing import Any, TypeVar
 
 from gevent import Timeout
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.mqtt.client import MqttClient
+from smqrt.broker.mqtt.client import ACKNOWLEDGEMENTS, MqttClient
 from smqrt.broker.mqtt.messages import mqtt_batch
 from smqrt.broker.outbox import BLOCKED, backlog
 from smqrt.errors import CloseReason, MqttError, ProtocolError
@@ -27,16 +29,23 @@ from smqrt.smq.connection_kinds import OverTls
 from smqrt.smq.handshake import Admission, BootstrapRequest, DetachedConnection, Origin
 from smqrt.transport.tls import ClientSocket
 from smqrt.wire import websocket
+from smqrt.wire.kernels import ROW_MESSAGES
 from smqrt.wire.mqtt.packets import PacketSplitter
 from smqrt.wire.smq import Type
 from smqrt.wire.websocket import Frame
 
 log = logging.getLogger("smqrt")
 publishes = data_path.kernels.publishes
+packet_numbers: Any = data_path.kernels.packet_numbers
 
 T = TypeVar("T")
-ROW_BYTES = 64
-"""Fewer received bytes are handled packet by packet: that is faster than calling the kernel."""
+ACKNOWLEDGEMENT_BYTES = 4
+"""The size of an acknowledgement without a reason."""
+ROW_ACKNOWLEDGEMENTS = 100
+TAIL_BYTES = 64
+"""The kernel is not called again for a smaller rest behind a row of messages, which has hardly any more of them."""
+ROWS_PER_RECEIVE = 64
+"""Further rows of one receive are handled packet by packet, with a look at the clock."""
 MAX_CARRY_BYTES = 16384
 """A longer beginning of a packet is collected elsewhere: it would be copied at each receive."""
 PACKETS_PER_CHECK = 16
@@ -126,30 +135,68 @@ class MqttConnection(RawConnection):
             self.defer()
             return
         used = 0
-        if self._splitter.is_empty and size > ROW_BYTES:
-            used = self._guarded(lambda: self._publish_rows(size)) or 0
+        session = self.session
+        if session.device is not None and not session.broker.traces and self._splitter.is_empty:
+            used = self._guarded(self._handle_rows, size) or 0
         if used < size and not self.life.over:
             self._take(view[used:size].tobytes())
 
-    def _publish_rows(self, size: int) -> int:
-        """Publish the leading messages with QoS 0 to the topic of the last one; return how many bytes these are."""
-        session, at = self.session, 0
-        name, block_bytes = session.run_name, int(session.version == 5)
-        while session.is_in_row and size - at > ROW_BYTES and not (self.paused or self.life.over):
-            start = at + (4 if view[at + 1] < 128 else 5 if view[at + 2] < 128 else 6)  # behind the length of the topic
-            topic = session.devices.topic_for(name) if chars[start : start + len(name)] == name else None
-            if topic is None:
+    def _handle_rows(self, size: int) -> int:
+        """Handle the leading rows of similar packets; return how many bytes these are."""
+        session, at, rows, last = self.session, 0, 0, -1
+        while size - at >= ACKNOWLEDGEMENT_BYTES and rows < ROWS_PER_RECEIVE and not (self.paused or self.life.over):
+            first = view[at]
+            if first in ACKNOWLEDGEMENTS:
+                end = self._acknowledgement_row(at, size)
+            elif first == session.run_first and (first != last or size - at > TAIL_BYTES):
+                end = self._publish_row(at, size)
+            else:
                 break
-            count, end, written = publishes(at, size, len(name), block_bytes, topic.id, session.etid)
-            if not count:
+            if end == at:
                 break
-            batch = mqtt_batch(partitioned[:written], 0)
-            batch.packets, batch.version = chars[at:end], session.codec
-            at = end
-            session.counts.packets += count
-            if session.publish_frames(topic, batch, count, []):
-                self.pause()
+            at, rows, last = end, rows + 1, first
         return at
+
+    def _acknowledgement_row(self, at: int, size: int) -> int:
+        """Handle a row of acknowledgements without reasons; return where it ends."""
+        session, first = self.session, view[at]
+        before, words = first << 24 | 2 << 16, min((size - at) // ACKNOWLEDGEMENT_BYTES, ROW_ACKNOWLEDGEMENTS)
+        numbers = [word - before for word in unpack_from(f">{words}I", view, at)]
+        if min(numbers) <= 0 or max(numbers) > 0xFFFF:  # up to another packet, or to the packet identifier 0
+            numbers = list(takewhile(lambda number: 0 < number <= 0xFFFF, numbers))
+            if not numbers:
+                return at
+        session.counts.packets += len(numbers)
+        if ACKNOWLEDGEMENTS[first](session, numbers):
+            self.pause()
+        return at + ACKNOWLEDGEMENT_BYTES * len(numbers)
+
+    def _publish_row(self, at: int, size: int) -> int:
+        """Publish a row of messages that are like the last one; return where it ends."""
+        session = self.session
+        name, first = session.run_name, session.run_first
+        start = at + (4 if view[at + 1] < 128 else 5 if view[at + 2] < 128 else 6)  # behind the length of the topic
+        topic = session.devices.topic_for(name) if chars[start : start + len(name)] == name else None
+        if topic is None:
+            return at
+        count, end, written = publishes(at, size, len(name), int(session.version == 5), topic.id, session.etid)
+        if not count:
+            return at
+        batch, numbers = mqtt_batch(partitioned[:written], first >> 1 & 3), b""
+        if batch.qos:
+            numbers = packet_numbers[: 2 * count]
+            if batch.qos == 2 and not session.takes_numbers(numbers):
+                return at
+        else:
+            batch.packets, batch.version = chars[at:end], session.codec
+        session.counts.packets += count
+        if session.publish_frames(topic, batch, count, numbers):
+            self.pause()
+        elif count == ROW_MESSAGES and batch.qos and end < size:  # publishers wait for slow subscribers
+            self.carry = view[end:size].tobytes()
+            self.defer()
+            return size
+        return end
 
     def _take(self, data: bytes) -> None:
         self._splitter.feed(data)
@@ -172,11 +219,11 @@ class MqttConnection(RawConnection):
         else:
             self._take(data)
 
-    def _guarded(self, step: Callable[[], T]) -> T | None:
+    def _guarded(self, step: Callable[..., T], *arguments: object) -> T | None:
         """Return the result of a function that handles packets; errors end the session."""
         session = self.session
         try:
-            return step()
+            return step(*arguments)
         except MqttError as error:
             session.publish_collected()
             session.fail_mqtt(error)

@@ -25,6 +25,8 @@ PACKED_BYTES = 128 << 10
 """The same for `packed`; a frame has at most half as many bytes."""
 MAX_BATCHES = BUFFER_BYTES // 3 + 1  # the smallest frame has three bytes
 MAX_PARTITIONS = 1024
+ROW_MESSAGES = 100
+"""The maximum number of messages with QoS 1 or 2 of one call of `publishes`."""
 
 
 class Kernels(Protocol):
@@ -45,6 +47,8 @@ class Kernels(Protocol):
     """u32 array: number of each partition that has frames."""
     partition_ends: memoryview
     """u32 array: where each of these ends in `partitioned`."""
+    packet_numbers: Any
+    """Result of `publishes`: packet identifiers of messages with QoS 1 and 2, two bytes each."""
 
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
         """Split `chars[start:size]` into batches: Publish frames with equal bytes 2 to 10, or one other frame.
@@ -94,11 +98,12 @@ class Kernels(Protocol):
     ) -> tuple[int, int, int]:
         """Turn the leading PUBLISH packets of MQTT in `chars[start:size]` into Publish frames in `partitioned`.
 
-        It stops at the first packet that is incomplete, has another topic than the first one, has a flag or properties,
-        or has more payload than a frame.
+        It stops at the first packet that is incomplete, has another topic or QoS than the first one, has a flag,
+        properties or the packet identifier 0, or has more payload than a frame. With QoS 1 and 2, the packet
+        identifiers are in `packet_numbers`, and there are at most `ROW_MESSAGES` packets.
 
         Args:
-            start: the position of a packet with QoS 0.
+            start: the position of a packet without flags.
             size: the end of the received bytes.
             name_bytes: the length of its topic.
             block_bytes: 1 for MQTT 5, where packets without properties have a byte for their length, otherwise 0.
@@ -194,6 +199,7 @@ class PureKernels:
         self.ends, self.frames = _u32_array(MAX_BATCHES), _u32_array(MAX_BATCHES)
         self.partitioned = (ctypes.c_char * BUFFER_BYTES)()
         self.partition_ids, self.partition_ends = _u32_array(MAX_PARTITIONS), _u32_array(MAX_PARTITIONS)
+        self.packet_numbers: Any = (ctypes.c_char * (2 * ROW_MESSAGES))()
 
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
         """See `Kernels.scan`."""
@@ -284,21 +290,26 @@ class PureKernels:
         """See `Kernels.publishes`."""
         data, at, out = memoryview(self.partitioned).cast("B"), start, 0
         head = bytes((Type.PUBLISH,)) + destination.to_bytes(4, "big") + publisher.to_bytes(4, "big") + bytes(4)
-        count, name = 0, b""
-        while size - at >= 2 and self.view[at] == 0x30:
-            packet = self._plain_publish(at, size, name_bytes, block_bytes)
+        count, name, first = 0, b"", self.view[start]
+        number_bytes, most = (2, ROW_MESSAGES) if first != 0x30 else (0, size)
+        while size - at >= 2 and self.view[at] == first and count < most:
+            packet = self._plain_publish(at, size, name_bytes, number_bytes, block_bytes)
             if packet is None or (name and packet[0] != name):
                 break
-            name, payload, end = packet
+            name, number, payload, end = packet
             frame = (len(payload) + PUBLISH_HEADER_BYTES).to_bytes(2, "big") + head + payload
             if out + len(frame) > BUFFER_BYTES:
                 break
             data[out : out + len(frame)] = frame
+            if number_bytes:
+                self.packet_numbers[2 * count : 2 * count + 2] = number
             at, out, count = end, out + len(frame), count + 1
         return count, at, out
 
-    def _plain_publish(self, at: int, size: int, name_bytes: int, block_bytes: int) -> tuple[bytes, bytes, int] | None:
-        """Return topic with its length, payload and end of a packet; None if it does not fit `publishes`."""
+    def _plain_publish(
+        self, at: int, size: int, name_bytes: int, number_bytes: int, block_bytes: int
+    ) -> tuple[bytes, bytes, bytes, int] | None:
+        """Return topic with its length, packet identifier, payload and end; None if it does not fit `publishes`."""
         data, length, body = self.view, self.view[at + 1], at + 2
         if length > 127:
             if size - at < 4:
@@ -308,14 +319,15 @@ class PureKernels:
                 length, body = length - 16384 + data[at + 3] * 16384, at + 4
                 if data[at + 3] > 127:
                     return None
-        start = body + 2 + name_bytes + block_bytes
+        name_ends = body + 2 + name_bytes
+        start = name_ends + number_bytes + block_bytes
         end = body + length
         if not start <= end <= size or end - start > MAX_PAYLOAD_BYTES:
             return None
-        name = bytes(data[body : body + 2 + name_bytes])
-        if name[0] << 8 | name[1] != name_bytes or (block_bytes and data[start - 1]):
+        name, number = bytes(data[body:name_ends]), bytes(data[name_ends : name_ends + number_bytes])
+        if name[0] << 8 | name[1] != name_bytes or (block_bytes and data[start - 1]) or number == b"\0\0":
             return None
-        return name, bytes(data[start:end]), end
+        return name, number, bytes(data[start:end]), end
 
     def packed(self, batch: bytes, first: int, fixed: bytes) -> tuple[bytes, int]:
         """See `Kernels.packed`."""
@@ -353,13 +365,14 @@ class JitKernels:
         self.partition_table, self.partition, self._measure, self.publishes, self.packed, *addresses, self._keep = (
             others
         )
-        buffer_at, ends_at, frames_at, partitioned_at, partition_ids_at, partition_ends_at = addresses
+        buffer_at, ends_at, frames_at, partitioned_at, partition_ids_at, partition_ends_at, numbers_at = addresses
         self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")
         self.ends, self.frames = _u32_view(ends_at, MAX_BATCHES), _u32_view(frames_at, MAX_BATCHES)
         self.partitioned = (ctypes.c_char * BUFFER_BYTES).from_address(partitioned_at)
         self.partition_ids = _u32_view(partition_ids_at, MAX_PARTITIONS)
         self.partition_ends = _u32_view(partition_ends_at, MAX_PARTITIONS)
+        self.packet_numbers = (ctypes.c_char * (2 * ROW_MESSAGES)).from_address(numbers_at)
 
     def count(self, batch: bytes) -> int:
         """See `Kernels.count`."""

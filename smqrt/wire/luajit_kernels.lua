@@ -161,18 +161,22 @@ local function partition(n, table, publisher)
   return count, used, frames
 end
 
--- MQTT: PUBLISH packets with QoS 0 become frames, and frames become such packets.
+-- MQTT: PUBLISH packets become frames, and frames become packets with QoS 0.
 
 ffi.cdef "int memcmp(const void*, const void*, size_t);"
 local same_bytes = ffi.C.memcmp
 local MAX_PAYLOAD = 0xFFF0
 local PACKETS_ROOM = 256 * 1024
 local packets = ffi.new("uint8_t[?]", PACKETS_ROOM)
+local MAX_NUMBERS = 100
+local packet_numbers = ffi.new("uint8_t[?]", 2 * MAX_NUMBERS)
 
 local function publishes(start, n, name_size, block, destination, publisher)
-  local at, to, count, fixed, name = start, 0, 0, 2 + name_size + block, nil
+  local first, number_size, most = p[start], 0, n
+  if first ~= 0x30 then number_size, most = 2, MAX_NUMBERS end
+  local at, to, count, fixed, name = start, 0, 0, 2 + name_size + number_size + block, nil
   local tid, ptid = bit.bswap(bit.tobit(destination)), bit.bswap(bit.tobit(publisher))
-  while n - at >= 2 and p[at] == 0x30 do
+  while n - at >= 2 and p[at] == first and count < most do
     local length, body = p[at + 1], at + 2
     if length > 127 then
       if n - at < 4 then break end
@@ -184,8 +188,13 @@ local function publishes(start, n, name_size, block, destination, publisher)
     end
     local payload = length - fixed
     if payload < 0 or payload > MAX_PAYLOAD or body + length > n or to + payload + PUBLISH_HEADER > size
-      or p[body] * 256 + p[body + 1] ~= name_size or (block == 1 and p[body + 2 + name_size] ~= 0) then break end
+      or p[body] * 256 + p[body + 1] ~= name_size or (block == 1 and p[body + fixed - 1] ~= 0) then break end
     if name == nil then name = p + body + 2 elseif same_bytes(name, p + body + 2, name_size) ~= 0 then break end
+    if number_size == 2 then
+      local high, low = p[body + 2 + name_size], p[body + 3 + name_size]
+      if high == 0 and low == 0 then break end
+      packet_numbers[2 * count], packet_numbers[2 * count + 1] = high, low
+    end
     local length = payload + PUBLISH_HEADER
     local into = ffi.cast(u32_out, partitioned + to + 3)
     partitioned[to], partitioned[to + 1], partitioned[to + 2] = rshift(length, 8), band(length, 255), PUBLISH
@@ -223,6 +232,6 @@ local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
 
 return scan, unmask, encode, partition_table, partition, count, publishes, packed,
   address(buffer), address(batch_ends), address(batch_frames), address(partitioned), address(partition_ids),
-  address(partition_ends), function()
-    return buffer, batch_ends, batch_frames, encoded, partitioned, partition_ids, partition_ends, packets
+  address(partition_ends), address(packet_numbers), function()
+    return buffer, batch_ends, batch_frames, encoded, partitioned, partition_ids, partition_ends, packets, packet_numbers
   end

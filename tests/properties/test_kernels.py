@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from smqrt.wire import kernels as luajit_kernels
 from smqrt.wire import smq, websocket
-from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_batch, encode_frame, mqtt_packets
+from smqrt.wire.kernels import (
+    BUFFER_BYTES,
+    ENCODE_BYTES,
+    ROW_MESSAGES,
+    PureKernels,
+    encode_batch,
+    encode_frame,
+    mqtt_packets,
+)
 from smqrt.wire.mqtt.fields import varint
 from tests.support.device import masked, publish
 
@@ -163,8 +171,11 @@ def test_loops_that_see_other_bytes_are_not_used(
     assert "LuaJIT kernels are not available (they return" in caplog.text
 
 
-def mqtt_publish(version: int, name: bytes, payload: bytes, first: int = 0x30, block: bytes = b"\0") -> bytes:
-    body = len(name).to_bytes(2) + name + (block if version == 5 else b"") + payload
+def mqtt_publish(
+    version: int, name: bytes, payload: bytes, first: int = 0x30, block: bytes = b"\0", number: int = 0
+) -> bytes:
+    identifier = number.to_bytes(2) if first & 6 else b""
+    body = len(name).to_bytes(2) + name + identifier + (block if version == 5 else b"") + payload
     return bytes((first,)) + varint(len(body)) + body
 
 
@@ -199,6 +210,46 @@ def test_publish_packets_become_frames(
     if not cut:
         assert [one[3] for one in found][: len(payloads)] == payloads[: len(found)]
         assert count >= len(payloads) or sum(map(len, packets)) > BUFFER_BYTES // 2
+
+
+@SETTINGS
+@given(
+    NAMES,
+    st.lists(st.tuples(st.integers(0, 300), PAYLOADS), max_size=10),
+    st.lists(MQTT_PACKETS, max_size=4),
+    st.integers(0, 30),
+    st.booleans(),
+    st.sampled_from([0x32, 0x34]),
+    st.sampled_from([1, 30]),
+)
+def test_publish_packets_with_identifiers_become_frames(
+    name: bytes,
+    messages: list[tuple[int, bytes]],
+    others: list[bytes],
+    cut: int,
+    is_5: bool,
+    first: int,
+    times: int,
+) -> None:
+    packets = [mqtt_publish(5 if is_5 else 4, name, one, first, number=number) for number, one in messages] * times
+    data = b"".join(packets + others)
+    data = data[: max(len(data) - cut, 0)][:BUFFER_BYTES]
+    if data[:1] != bytes((first,)):
+        return
+    fill(data)
+    arguments = 0, len(data), len(name), int(is_5), 0x81020304, 0x90A0B0C0
+    count, used, written = JIT.publishes(*arguments)
+    assert PURE.publishes(*arguments) == (count, used, written)
+    assert count <= ROW_MESSAGES
+    numbers, frames = JIT.packet_numbers[: 2 * count], bytes(memoryview(JIT.partitioned)[:written])
+    assert numbers == PURE.packet_numbers[: 2 * count]
+    assert frames == bytes(memoryview(PURE.partitioned)[:written])
+    payloads = [smq.unpack_publish(one)[3] for one in smq.frames(frames)]
+    found = [(int.from_bytes(numbers[2 * at : 2 * at + 2]), payload) for at, payload in enumerate(payloads)]
+    assert found == (messages * times)[:count]
+    if not cut:
+        expected = next((at for at, (number, _) in enumerate(messages) if not number), len(packets))
+        assert count == min(expected, ROW_MESSAGES) or len(data) > BUFFER_BYTES // 2
 
 
 @SETTINGS

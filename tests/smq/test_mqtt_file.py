@@ -46,7 +46,7 @@ def filled(site: Site) -> Any:
     device.in_flight = {9: None}
     device.rows.send(9, None)
     device.last_number = 9
-    device.expect_release(3, is_saved=True)
+    device.expect_releases((3,), is_saved=True)
     devices.retained.set(Message(b"kept", b"\0value", 1, True))
     devices.retained.set(Message(b"short", b"x", 0, True, expires_s=devices.broker.clock() + 0.01))
     devices.retained.set(Message(b"gone", b"x", 0, True))

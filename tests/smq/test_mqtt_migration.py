@@ -35,7 +35,7 @@ REBUILT = {
         "_payloads": "the same",
         "_permitted": "asked again",
         "_postponed": "goes along as input",
-        "_run_first": "the next message begins a row",
+        "run_first": "the next message begins a row",
         "_unanswered": "answered before",
         "held": "saved before; otherwise the client is closed",
         "is_held_back": "the same",

@@ -197,6 +197,123 @@ def test_qos_2_messages_come_once(mqtt_site: Site) -> None:
     assert found == [b"%d" % at for at in range(200)]
 
 
+class QuickReader:
+    """A subscriber that answers all packets of a receive together, without reason codes."""
+
+    def __init__(self, stream: Stream, topic: bytes, qos: int, draw: random.Random) -> None:
+        self.stream, self.qos, self._start, self._draw = stream, qos, 2 + len(topic), draw
+        self.found: list[bytes] = []
+        self._splitter = PacketSplitter()
+
+    def read(self, count: int) -> None:
+        """Read until so many messages have arrived, and are acknowledged."""
+        completed = 0
+        while completed < count:
+            self._splitter.feed(self.stream.sock.recv(self._draw.choice([40, 500, 65536])))
+            answers = b""
+            while (packet := self._splitter.next()) is not None:
+                first, body = packet
+                if first & 0xF0 == 0x30:
+                    start, end = self._start, self._start + 2
+                    self.found.append(body[end + len(self.stream.block) :])
+                    answers += (b"\x40\2" if self.qos == 1 else b"\x50\2") + body[start:end]
+                else:
+                    assert first == 0x62, hex(first)
+                    answers += b"\x70\2" + body
+                completed += (first == 0x62) if self.qos == 2 else (first & 0xF0 == 0x30)
+            self.stream.send(answers)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_rows_of_messages_and_acknowledgements(mqtt_site: Site, version: int, qos: int) -> None:
+    """Rows of all kinds, mixed and cut anywhere, of two topics: nothing is lost, doubled or reordered."""
+    draw = random.Random(qos * 10 + version)
+    topics = [b"t", b"house/kitchen"]
+    readers = [QuickReader(Stream(mqtt_site, b"r%d" % at, at), topics[at - 4], qos, draw) for at in (4, 5)]
+    for reader, topic in zip(readers, topics, strict=True):
+        reader.stream.subscribe(topic, qos)
+    publisher = Stream(mqtt_site, b"publisher", version)
+    count, limit = 1000, 20
+    reading = [gevent.spawn(reader.read, count) for reader in readers]
+    free, answered, released = list(range(1, limit + 1)), [], 0
+    sent: list[list[bytes]] = [[], []]
+    while released < 2 * count:
+        out = b""
+        while free and len(sent[0]) + len(sent[1]) < 2 * count:
+            at = draw.choice([one for one in (0, 1) if len(sent[one]) < count])
+            for _ in range(min(draw.choice([1, 3, 10]), len(free), count - len(sent[at]))):
+                payload = b"%d" % len(sent[at]) + b"x" * draw.choice([0, 3, 150])
+                sent[at].append(payload)
+                out += publisher.message(topics[at], payload, qos, free.pop(0))
+        out += b"".join(b"\x62\2" + number for number in answered)
+        answered.clear()
+        cut = draw.randrange(len(out) + 1)
+        publisher.send(out[:cut])
+        if draw.random() < 0.2:
+            gevent.sleep(0)
+        publisher.send(out[cut:])
+        for _ in range(min(draw.choice([1, 5, 15]), limit - len(free) - len(answered))):
+            first, body = publisher.packet()
+            assert len(body) == 2, body
+            if first == 0x50:
+                answered.append(body)
+                continue
+            assert first == (0x40 if qos == 1 else 0x70), hex(first)
+            free.append(int.from_bytes(body))
+            released += 1
+    for greenlet in reading:
+        greenlet.get(timeout=30)
+    assert [reader.found for reader in readers] == sent
+    devices = mqtt_site.state.devices
+    sessions = [devices.sessions[name] for name in ("r4", "r5", "publisher")]
+    wait_until(lambda: not any(one.in_flight for one in sessions), "all is acknowledged")
+    assert not any(one.unreleased or one.waiting or one.waiting_bytes for one in sessions)
+    assert devices.counts.published == devices.counts.delivered == 2 * count
+    assert devices.counts.packets == 5 + 4 * count * qos  # CONNECT, SUBSCRIBE, and what the others send
+    assert devices.counts.answers == 5 + 2 * count * (1 if qos == 1 else 3)
+
+
+def test_acknowledgements_of_unknown_messages(mqtt_site: Site) -> None:
+    """PUBACK and PUBCOMP are ignored; PUBREC and PUBREL are answered with a reason in MQTT 5."""
+    client = Stream(mqtt_site, b"client", 5)
+    rows = [b"".join(bytes((first, 2, 0, number)) for number in (1, 2, 2)) for first in (0x40, 0x50, 0x62, 0x70)]
+    client.send(b"".join(rows) + b"\xc0\0")
+    found = [client.packet() for _ in range(7)]
+    expected = [(first, bytes((0, number, 0x92))) for first in (0x62, 0x70) for number in (1, 2, 2)]
+    assert found == [*expected, (0xD0, b"")]
+
+
+@pytest.mark.parametrize("row", [b"\x40\2\0\7\x40\2\0\0", b"\x50\2\0\7\x50\2\0\1", b"\x70\2\0\7\x70\2\0\1"])
+def test_a_wrong_acknowledgement_in_a_row_closes_the_connection(mqtt_site: Site, row: bytes) -> None:
+    """The packet identifier 0, PUBREC of a message with QoS 1, and PUBCOMP instead of PUBACK."""
+    client = Stream(mqtt_site, b"client", 5)
+    client.subscribe(b"t", 1)
+    client.send(client.message(b"t", b"x", 1, 1))
+    assert {client.packet()[0] for _ in range(2)} == {0x32, 0x40}
+    client.send(row)
+    while True:
+        first, body = client.packet()
+        if first == 0xE0:
+            break
+        assert first == 0x62, hex(first)
+    assert body[0] in (0x81, 0x82)
+
+
+def test_a_long_row_is_published_in_portions(mqtt_site: Site) -> None:
+    """Publishers with QoS 1 and 2 wait for slow subscribers between two portions."""
+    reader, publisher = Stream(mqtt_site, b"reader", 4), Stream(mqtt_site, b"publisher", 4)
+    reader.subscribe(b"t", 1)
+    publisher.send(publisher.message(b"t", b"first", 1, 1))
+    assert publisher.packet()[0] == 0x40
+    device = mqtt_site.state.devices.sessions["reader"]
+    publisher.send(b"".join(publisher.message(b"t", b"%d" % at, 1, at) for at in range(1, 3001)))
+    wait_until(lambda: device.is_pressed, "the publisher waits")
+    assert len(device.waiting) <= 700
+    assert not device.dropped
+    assert list(reader.payloads(3001, b"t", 1)) == [b"first", *(b"%d" % at for at in range(1, 3001))]
+
+
 @pytest.mark.parametrize("qos", [0, 1])
 def test_messages_that_do_not_fit_an_smq_packet(mqtt_site: Site, qos: int) -> None:
     """They reach MQTT clients and handlers in order, and are retained; SMQ clients miss them, which is counted."""

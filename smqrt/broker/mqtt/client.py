@@ -515,6 +515,16 @@ def _will(will: WillMessage) -> Will:
     )
 
 
+ACKNOWLEDGEMENTS: dict[int, Callable[[Any, list[int]], bool | None]] = {
+    0x40: lambda client, numbers: client.device.acknowledged_row(numbers, PacketType.PUBACK),
+    0x50: MqttClient.received_row,
+    0x62: MqttClient.release_row,
+    0x70: lambda client, numbers: client.device.acknowledged_row(numbers, PacketType.PUBCOMP),
+}
+"""Handlers of acknowledgements without reasons in a row, of an accepted client, by their first byte.
+
+The numbers are the packet identifiers, without 0. They return true when the client has to wait, and raise as
+`MqttClient.packet`."""
 _SHORT_ANSWERS: dict[int, Callable[[MqttClient, int], None]] = {
     0x40: lambda client, number: client.acknowledged(number, PacketType.PUBACK),
     0x50: lambda client, number: client.received(number),

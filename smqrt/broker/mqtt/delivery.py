@@ -42,6 +42,10 @@ class DeliveryQueue(Outbox):
         """Deliver a batch, in portions."""
         raise NotImplementedError
 
+    def deliver_at_once(self, batch: bytes) -> bool:
+        """Deliver a batch, if that is little work; return whether it is done."""
+        raise NotImplementedError
+
     @property
     def is_delivering(self) -> bool:
         """Whether batches wait for delivery, or one is delivered in part."""
@@ -50,6 +54,11 @@ class DeliveryQueue(Outbox):
     def flush(self) -> None:
         """Pass the batches of this turn on: for `DELIVERY_S` now, then in the next turns."""
         was_delivering = self._is_delivering
+        if not was_delivering and len(self.queue) == 1:
+            (batch,), self.queue = self.queue, []
+            if self.deliver_at_once(batch):
+                return
+            self.queue = [batch]
         self._accept_queue()
         if not was_delivering:
             clock, steps = self.broker.clock, self._steps

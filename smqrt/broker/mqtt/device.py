@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smqrt.auth.identity import Action, Identity
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.ledger import Row, SessionRows
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, Run
+from smqrt.broker.mqtt.messages import MAX_NUMBER, NO_EXPIRY_S, Message, Run
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.fields import PacketType, Reason
@@ -28,9 +28,12 @@ LARGE_BYTES = 0xFFFF
 """Payloads above count for `MAX_LARGE_BYTES`; the window is enough for others."""
 MAX_LARGE_BYTES = 1 << 20
 """Payloads of large messages in flight; with so many bytes, a client gets the next message after an acknowledgement."""
-_IDENTIFIERS = 0xFFFF
+WRITE_BYTES = 16 << 10
+"""Messages that have waited are sent in writes of about this size: between two, the room in the queue is checked."""
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
+_ANSWERED_QOS: dict[int, int] = {PacketType.PUBACK: 1, PacketType.PUBREC: 2, PacketType.PUBCOMP: 0}
+"""The QoS of messages that an answer completes; 0 for those after PUBREC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class ConnectedClient(Protocol):
 _NO_MESSAGES: deque[Message] = deque()
 _NO_FEEDS: deque[RetainedFeed] = deque()
 _NO_NUMBERS: Set[int] = frozenset()
+_UNKNOWN: Any = object()
 _NOTHING_IN_FLIGHT: Any = MappingProxyType({})
 _NOTHING_UNSENT: Any = ()
 """Shared by sessions without any, which saves 1.5 KB for each; never written to."""
@@ -193,46 +197,77 @@ class Device:
                 return
             one = one.own
         qos, retain = min(one.qos, run.qos), run.retain and one.retain_as_published
-        if qos:
-            self._deliver_all(run.messages(qos, retain, one.identifiers), run.now_s)
-        elif client is not None:
-            client.send_run(run, retain, one.identifiers)
+        if not qos:
+            if client is not None:
+                client.send_run(run, retain, one.identifiers)
+            return
+        room = 0
+        if client is not None and not (self.waiting or self._unsent or client.peer_limit_bytes) and client.has_room:
+            room = client.window - len(self.in_flight) if self.large_bytes < MAX_LARGE_BYTES else 0
+            if self.rows is None and run.count <= room and not (client.max_aliases_out or run.is_large):
+                numbered = run.numbered(self.version, qos, retain, one.identifiers, self.last_number + 1)
+                if numbered is not None and self._take_numbers(numbered[0]):
+                    client.send_encoded(numbered[1])
+                    return
+        messages = run.messages(qos, retain, one.identifiers)
+        if room > 0:
+            assert client is not None
+            self._send_all(client, messages[:room], run.now_s)
+            messages = messages[room:]
+        if messages and not (self.waiting or self._unsent) and self._takes_more:
+            for message in messages:
+                self.enqueue(message)
+        elif messages:
+            self._keep_all(messages)
 
-    def _deliver_all(self, messages: list[Message], now_s: float) -> None:
-        """Send messages with QoS 1 or 2 in one write, as far as there is room; the others wait."""
-        client, sent = self.client, 0
-        if (
-            client is not None
-            and not (self.waiting or self._unsent)
-            and client.has_room
-            and not client.peer_limit_bytes
-            and self.large_bytes < MAX_LARGE_BYTES
-        ):
-            sent = min(max(client.window - len(self.in_flight), 0), len(messages))
-            packets = []
-            rows = self.rows
-            for message in messages[:sent]:
-                number = self._new_number()
-                self._add_in_flight(number, message)
-                if rows is not None:
-                    rows.send(number, message)
-                    if rows.must_wait(number):
-                        rows.ledger.hold_message(self, client, number)
-                        continue
-                alias = client.alias_of(message.name) if client.max_aliases_out else 0
-                before, after = message.parts(self.version, now_s, alias)
-                packets.append(before + number.to_bytes(2) + after)
-            if packets:
-                client.send_encoded(b"".join(packets))
-        for message in messages[sent:]:
-            self.enqueue(message)
+    def _take_numbers(self, messages: dict[int, Message]) -> bool:
+        """Add messages in flight with their packet identifiers, if these are free; return whether they are."""
+        if self.in_flight is _NOTHING_IN_FLIGHT:
+            self.in_flight = {}
+        elif not self.in_flight.keys().isdisjoint(messages):
+            return False
+        self.in_flight.update(messages)
+        self.last_number = next(reversed(messages))
+        return True
+
+    def _send_all(self, client: ConnectedClient, messages: list[Message], now_s: float) -> None:
+        """Send messages with QoS 1 or 2 in one write; with `rows`, those that must wait for the disk later."""
+        rows, version = self.rows, self.version
+        packets: list[bytes] = []
+        aliases = client.max_aliases_out
+        for number, message in zip(self._new_numbers(len(messages)), messages, strict=True):
+            self._add_in_flight(number, message)
+            if rows is not None:
+                rows.send(number, message)
+                if rows.must_wait(number):
+                    rows.ledger.hold_message(self, client, number)
+                    continue
+            alias = client.alias_of(message.name) if aliases else 0
+            before, after = message.parts(version, now_s, alias)
+            packets += (before, number.to_bytes(2), after)
+        if packets:
+            client.send_encoded(b"".join(packets))
 
     def enqueue(self, message: Message) -> None:
         """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
         if not self.waiting and not self._unsent and self._takes_more:
             self._transmit(message)
+        else:
+            self._keep_all([message])
+
+    def _keep_all(self, messages: list[Message]) -> None:
+        """Let messages wait; the oldest ones are lost when too many wait."""
+        if self.devices.sessions.get(self.client_id) is not self:  # it has ended: nothing would remove them
             return
-        self.keep(message)
+        if self.waiting is _NO_MESSAGES:
+            self.waiting = deque()
+        self.waiting += messages
+        size = sum([message.size_bytes for message in messages]) + MESSAGE_BYTES * len(messages)
+        self.waiting_bytes += size
+        self.devices.waiting_bytes += size
+        if self.rows is not None:
+            for message in messages:
+                self.rows.keep(message)
         limits = self.devices.limits
         if len(self.waiting) << 1 > limits.queued_messages or self.waiting_bytes << 1 > limits.queued_bytes:
             self.devices.pressed(self)
@@ -367,10 +402,21 @@ class Device:
             self.in_flight = {}
         number = self.last_number
         while True:
-            number = number % _IDENTIFIERS + 1
+            number = number % MAX_NUMBER + 1
             if number not in self.in_flight:
                 self.last_number = number
                 return number
+
+    def _new_numbers(self, count: int) -> Sequence[int]:
+        """Return free packet identifiers, see `_new_number`."""
+        if self.in_flight is _NOTHING_IN_FLIGHT:
+            self.in_flight = {}
+        first = self.last_number + 1
+        numbers = range(first, first + count)
+        if first + count <= MAX_NUMBER and self.in_flight.keys().isdisjoint(numbers):
+            self.last_number += count
+            return numbers
+        return [self._new_number() for _ in numbers]
 
     def pump(self) -> None:
         """Send messages that wait, as far as there is room."""
@@ -378,6 +424,9 @@ class Device:
             self._send_again()
         now_s = self.devices.broker.clock()
         while self.waiting and not self._unsent and self._takes_more:
+            if self.client is not None and self.rows is None and not self.client.peer_limit_bytes:
+                self._send_waiting(self.client, now_s)
+                continue
             message = self._next_waiting()
             if message.expires_s > now_s:
                 self._transmit(message, has_waited=True)
@@ -390,6 +439,19 @@ class Device:
         if self.feeds and not self.is_feeding and self.client is not None:
             self.is_feeding = True
             run_in_background(self._feed())
+
+    def _send_waiting(self, client: ConnectedClient, now_s: float) -> None:
+        """Send messages that wait in one write, at most `WRITE_BYTES` and one more, of a session without `rows`."""
+        room, size = client.window - len(self.in_flight), 0
+        messages: list[Message] = []
+        while self.waiting and len(messages) < room and size < WRITE_BYTES:
+            message = self.waiting.popleft()
+            size += message.size_bytes + MESSAGE_BYTES
+            if message.expires_s > now_s:
+                messages.append(message)
+        self.waiting_bytes -= size
+        self.devices.waiting_bytes -= size
+        self._send_all(client, messages, now_s)
 
     def feed(self, messages: RetainedFeed) -> None:
         """Send retained messages, as fast as the client reads them; see `RetainedMessages.matching`."""
@@ -453,21 +515,44 @@ class Device:
         Raises:
             MqttError: the message has another QoS, or is not that far.
         """
-        if number not in self.in_flight:
-            return
-        message = self.in_flight[number]
-        expected = PacketType.PUBCOMP if message is None else _FIRST_ANSWER[message.qos]
-        if kind != expected:
-            raise MqttError(Reason.PROTOCOL_ERROR, f"{PacketType(kind).name} instead of {expected.name}")
-        self._complete(number)
+        self.acknowledged_row((number,), kind)
 
-    def expect_release(self, number: int, is_saved: bool = False) -> None:
-        """Remember a message with QoS 2 of the client until PUBREL, also in the `persist` file if `is_saved`."""
+    def acknowledged_row(self, numbers: Sequence[int], kind: int) -> None:
+        """Handle acknowledgements of one kind as `acknowledged` does, then send what waits."""
+        in_flight, rows, unsent, qos = self.in_flight, self.rows, self._unsent, _ANSWERED_QOS[kind]
+        for number in numbers:
+            message = in_flight.get(number, _UNKNOWN)
+            if message is _UNKNOWN:
+                continue
+            if (0 if message is None else message.qos) != qos:
+                expected = _FIRST_ANSWER[message.qos] if message is not None else PacketType.PUBCOMP
+                raise MqttError(Reason.PROTOCOL_ERROR, f"{PacketType(kind).name} instead of {expected.name}")
+            del in_flight[number]
+            if self.large_bytes and message is not None and len(message.payload) > LARGE_BYTES:
+                self.large_bytes -= len(message.payload)
+            if rows is not None:
+                rows.complete(number)
+            if unsent and number in unsent:
+                unsent.remove(number)
+        if self.waiting or self.feeds or unsent:
+            self.pump()
+
+    def expect_releases(self, numbers: Sequence[int], is_saved: bool = False) -> None:
+        """Remember messages with QoS 2 of the client until PUBREL, also in the `persist` file if `is_saved`."""
         if is_saved and self.rows is not None:
-            self.rows.expect(number)
+            for number in numbers:
+                self.rows.expect(number)
         if self.unreleased is _NO_NUMBERS:
             self.unreleased = set()
-        self.unreleased.add(number)  # type: ignore[attr-defined]
+        self.unreleased.update(numbers)  # type: ignore[attr-defined]
+
+    def released_all(self, numbers: Sequence[int]) -> bool:
+        """Handle PUBREL packets if there are messages for all of them; return whether there are."""
+        found = set(numbers)
+        if len(found) < len(numbers) or not found <= self.unreleased:
+            return False
+        self.unreleased -= found
+        return True
 
     def released(self, number: int) -> bool:
         """Handle PUBREL; return whether there was such a message."""
@@ -494,14 +579,23 @@ class Device:
                 self.rows.receive(number)
         return True
 
-    def _complete(self, number: int) -> None:
-        self._remove_in_flight(number)
-        if self.rows is not None:
-            self.rows.complete(number)
-        if number in self._unsent:
-            self._unsent.remove(number)
-        if self.waiting or self.feeds or self._unsent:
-            self.pump()
+    def received_all(self, numbers: Sequence[int]) -> bool:
+        """Handle PUBREC packets of a session without `rows` if there are messages with QoS 2 for all of them.
+
+        Returns:
+            Whether there are; otherwise nothing has changed.
+        """
+        in_flight = self.in_flight
+        for number in numbers:
+            message = in_flight.get(number)
+            if message is None or message.qos == 1:
+                return False
+        if len(set(numbers)) < len(numbers):
+            return False
+        for number in numbers:
+            self._remove_in_flight(number)  # see `received`
+            in_flight[number] = None
+        return True
 
     # ---- connections
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from struct import unpack
 from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
@@ -43,6 +44,8 @@ SUBSCRIPTION_BYTES = 400
 """Memory of a subscription beside its filter, approximately."""
 MAX_PRESSED = 100
 """Slow clients for which a publisher looks, so that its messages do not take longer while there are thousands."""
+AT_ONCE_BYTES, DELIVERIES_AT_ONCE = 4096, 8
+"""The largest batch and the number of subscribers for a delivery that is not divided into portions."""
 MAX_PASSING = 10_000
 """Topics that only messages of MQTT clients have created, and only MQTT clients have subscribed to with wildcards."""
 _SUBTOPIC, _PUBLISHER = "subtopic", "publisher"
@@ -349,6 +352,31 @@ class Devices(DeliveryQueue):
             if self.ledger is not None and found.is_saved:
                 self._save_received(batch)
 
+    def deliver_at_once(self, batch: bytes) -> bool:
+        """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
+        topic = self.broker.topic_table.by_key.get(batch[smq.TID])
+        found = self._by_topic.get(topic) if topic is not None else None
+        if found is None or self.ledger is not None or self.readers.is_used or len(batch) > AT_ONCE_BYTES:
+            return False
+        deliveries = found.known_deliveries
+        if deliveries is None or len(deliveries) > DELIVERIES_AT_ONCE or found.has_groups:
+            return False
+        if isinstance(batch, ArrivedBatch) and batch.group:
+            return False
+        assert topic is not None
+        assert topic.name is not None
+        self._count_copies(batch, len(deliveries))
+        run = self.run(topic.name, topic.key, batch)
+        for one in deliveries:
+            one.device.deliver(run, one)
+        return True
+
+    def _count_copies(self, batch: bytes, copies: int) -> None:
+        size, counts = len(batch), self.counts
+        messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
+        counts.delivered += messages * copies
+        counts.delivered_bytes += (size - messages * smq.PUBLISH_HEADER_BYTES) * copies
+
     def is_saved(self, batch: bytes) -> bool:
         """Return whether a session that is saved gets the messages of a batch."""
         topic = self.broker.topic_table.by_key.get(batch[smq.TID])
@@ -362,8 +390,8 @@ class Devices(DeliveryQueue):
         if received is None:
             return
         device, numbers = received
-        for number in numbers if device.rows is not None else ():
-            device.expect_release(number[0] << 8 | number[1], is_saved=True)
+        if device.rows is not None:
+            device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), is_saved=True)
 
     def check_messages_of(self, device: Device) -> None:
         """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.
@@ -375,16 +403,14 @@ class Devices(DeliveryQueue):
 
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        deliveries, may_read, batch, counts = found.known_deliveries, _any_device, run.batch, self.counts
+        deliveries, may_read, batch = found.known_deliveries, _any_device, run.batch
         if deliveries is None:
             deliveries = yield from found.deliveries()
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, deliveries)
             deliveries, may_read = readers.deliveries, readers.has
-        size, copies = len(batch), len(deliveries)
-        messages = 1 if size == batch[0] << 8 | batch[1] else self._count(batch)
-        counts.delivered += messages * copies
-        counts.delivered_bytes += (size - messages * smq.PUBLISH_HEADER_BYTES) * copies
+        self._count_copies(batch, len(deliveries))
+        run.skips_numbers = len(deliveries) > DELIVERIES_AT_ONCE
         group = batch.group if isinstance(batch, ArrivedBatch) else None
         if not group:
             for one in deliveries:

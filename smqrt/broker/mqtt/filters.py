@@ -303,7 +303,10 @@ class FilterSet:
     @property
     def has_groups(self) -> bool:
         """Whether there are shared subscriptions."""
-        return any(one.groups for one in self.filters)
+        for one in self.filters:  # noqa: SIM110  # asked for each batch, and `any` takes three times as long
+            if one.groups:
+                return True
+        return False
 
     @property
     def is_shared_only(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import ceil
-from struct import Struct
+from struct import Struct, iter_unpack
 from typing import TYPE_CHECKING, Protocol
 
 from smqrt.broker.outbox import Drop
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _U16, _U32 = Struct(">H"), Struct(">I")
 _EXPIRY = b"\x02"  # the property "message expiry interval"
 DUP = 0x08
+MAX_NUMBER = 0xFFFF
+"""The largest packet identifier."""
 _ALIAS = b"\x23"  # the property "topic alias"
 _NO_NAME = b"\0\0"
 _IDENTIFIER = b"\x0b"  # the property "subscription identifier"
@@ -62,8 +64,8 @@ class MqttBatch(ArrivedBatch):
         packets: the same messages as the client has sent them, PUBLISH packets with QoS 0; empty when they are unknown.
         version: the version of these packets: 5, or 4 for MQTT 3.1 and 3.1.1.
         messages: the number of messages; 0 when it is unknown.
-        received: the session of the publisher and the packet identifiers, which are saved together with the messages;
-            None when nothing is saved, and with QoS 0 and 1.
+        received: the session of the publisher and the packet identifiers, two bytes each, which are saved together with
+            the messages; None when nothing is saved, and with QoS 0 and 1.
         on_accepted: called when `onpublish` has accepted the message; None for nothing to call.
     """
 
@@ -73,7 +75,7 @@ class MqttBatch(ArrivedBatch):
     large: bytes | None = None
     packets: bytes = b""
     version = 0
-    received: tuple[Device, list[bytes]] | None = None
+    received: tuple[Device, bytes] | None = None
     qos: int
     retain: bool
     properties: bytes
@@ -226,6 +228,9 @@ class Run:
 
     Attributes:
         name, key, batch, now_s: see above.
+        is_large: whether it is a message that does not fit a frame.
+        skips_numbers: whether subscribers leave packet identifiers out so that all get the same bytes, see `numbered`:
+            only if there are many. Some programs expect identifiers without gaps.
     """
 
     def __init__(
@@ -239,8 +244,10 @@ class Run:
     ) -> None:
         self.name, self.key, self.batch, self.now_s = name, key, batch, now_s
         self._encoder, self._properties_of, self._pack = encoder, encoder.properties_of, encoder.pack
+        self.is_large = self.skips_numbers = False
         if isinstance(batch, MqttBatch):
             self.qos, self.retain, self.expires_s = batch.qos, batch.retain, batch.expires_s
+            self.is_large = batch.large is not None
             self._properties: bytes | None = batch.properties
         else:
             self.qos, self.retain, self.expires_s = default_qos, False, NO_EXPIRY_S
@@ -248,6 +255,8 @@ class Run:
         self.publisher = int.from_bytes(batch[smq.PTID], "big")
         self._packets: dict[tuple[int, bool, bytes], bytes] = {}
         self._messages: dict[tuple[int, bool, bytes], list[Message]] = {}
+        self._numbered: dict[tuple[int, int, bool, bytes], tuple[dict[int, Message], bytes]] = {}
+        self._numbers: range | None = None
 
     @cached_property
     def payloads(self) -> list[tuple[bytes, bytes]]:
@@ -255,9 +264,20 @@ class Run:
         known = self._properties
         if isinstance(self.batch, MqttBatch) and self.batch.large is not None:
             return [(self.batch.large, self.batch.properties)]
+        batch = self.batch
+        size = batch[0] << 8 | batch[1]
+        count, rest = divmod(len(batch), size)
+        if (
+            known is not None
+            and not rest
+            and batch[::size] == batch[:1] * count
+            and batch[1::size] == batch[1:2] * count
+        ):
+            fields = iter_unpack(f"{smq.PUBLISH_HEADER_BYTES}x{size - smq.PUBLISH_HEADER_BYTES}s", batch)
+            return [(payload, known) for (payload,) in fields]  # all frames have one length
         return [
             (frame[smq.PUBLISH_HEADER_BYTES :], known if known is not None else self._properties_of(frame))
-            for frame in smq.frames(self.batch)
+            for frame in smq.frames(batch)
         ]
 
     @property
@@ -325,6 +345,48 @@ class Run:
         if rest or not all(batch[at::size] == batch[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
             return None
         return self._properties_of(batch[:size])
+
+    def numbered(
+        self, version: int, qos: int, retain: bool, identifiers: bytes, number: int
+    ) -> tuple[dict[int, Message], bytes] | None:
+        """Return the messages with QoS 1 or 2 by packet identifiers, and their PUBLISH packets.
+
+        All subscribers for which these packet identifiers are free get the same bytes.
+
+        Args:
+            version: the version of the subscriber.
+            qos, retain, identifiers: see `Message`.
+            number: the first packet identifier, unless another subscriber has chosen one before.
+
+        Returns:
+            None when the properties of the messages differ, or change with time, or for other packet identifiers.
+        """
+        key = version, qos, retain, identifiers
+        if self._numbers is not None and number != self._numbers[0] and not self.skips_numbers:
+            return None
+        found = self._numbered.get(key)
+        if found is not None:
+            return found
+        name, block = _U16.pack(len(self.name)) + self.name, b""
+        if version == 5:
+            if self._properties is None or self.expires_s != NO_EXPIRY_S:
+                return None
+            block = property_block(self._properties, NO_EXPIRY_S, identifiers, 0)
+        first, fixed_bytes = bytes((0x30 | qos << 1 | retain,)), len(name) + 2 + len(block)
+        messages = self.messages(qos, retain, identifiers)
+        if self._numbers is None:
+            number = number if number + len(messages) <= MAX_NUMBER + 1 else 1
+            self._numbers = range(number, number + len(messages))
+        heads: dict[int, bytes] = {}  # by the length of the payload
+        pieces: list[bytes] = []
+        for number, message in zip(self._numbers, messages, strict=True):
+            payload = message.payload
+            size = len(payload)
+            if size not in heads:
+                heads[size] = first + varint(fixed_bytes + size) + name
+            pieces += (heads[size], number.to_bytes(2), block, payload)
+        found = self._numbered[key] = dict(zip(self._numbers, messages, strict=True)), b"".join(pieces)
+        return found
 
     def messages(self, qos: int, retain: bool, identifiers: bytes) -> list[Message]:
         """Return the messages, each for itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import pack, unpack
 from typing import Any, NamedTuple
 
 from smqrt.auth.identity import Action
@@ -16,11 +17,17 @@ from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.errors import MqttError
 from smqrt.wire import smq
+from smqrt.wire.kernels import ROW_MESSAGES
 from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, TopicAliasZeroError, cut_properties
-from smqrt.wire.mqtt.packets import PublishPacket, decode_acknowledgement, decode_publish, encode_acknowledgement
+from smqrt.wire.mqtt.packets import (
+    PublishPacket,
+    decode_acknowledgement,
+    decode_publish,
+    encode_acknowledgement,
+    encode_acknowledgements,
+)
 from smqrt.wire.mqtt.server import check_message_properties
 
-ROW_MESSAGES = 100
 MAX_PERMITTED = 1024
 """Topic names whose permission is remembered."""
 NO_TOPIC = bytes(4)
@@ -41,6 +48,7 @@ _NO_ALIASES: dict[int, bytes] = {}
 """Shared by clients that do not publish; never written to."""
 _NOT_KEPT = (Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.QUOTA_EXCEEDED)
 _QOS_0, _QOS_1, _QOS_2, _NO_RUN = 0x30, 0x32, 0x34, -1  # first bytes of PUBLISH packets without flags
+_PUBACK, _PUBREC, _PUBCOMP = 0x40, 0x50, 0x70  # first bytes, too
 
 
 class Unanswered(NamedTuple):
@@ -48,17 +56,22 @@ class Unanswered(NamedTuple):
 
     Attributes:
         qos: their QoS.
-        numbers: their packet identifiers.
+        numbers: their packet identifiers, two bytes each.
         batch: the messages.
         kept: the message that is retained then.
         is_routed: whether the hub has routed them, and only slow subscribers delay the answer.
     """
 
     qos: int
-    numbers: list[bytes]
+    numbers: bytes
     batch: MqttBatch
     kept: Message | None = None
     is_routed: bool = False
+
+
+def numbers_in(packed: bytes) -> tuple[int, ...]:
+    """Return packet identifiers of two bytes each."""
+    return unpack(f">{len(packed) >> 1}H", packed)
 
 
 def _code_of(batch: MqttBatch) -> Reason:
@@ -92,6 +105,8 @@ class PublishingClient(MqttSession):
     Attributes:
         aliases: topic names by the alias that the client has chosen.
         run_name: the topic of the last message.
+        run_first: the first byte of the last message, if others like it to the same topic can be published together
+            with it; otherwise -1.
         held: its acknowledgements that wait for the disk.
         is_held_back: whether it is not read because too many wait.
     """
@@ -101,11 +116,11 @@ class PublishingClient(MqttSession):
         "_payloads",
         "_permitted",
         "_postponed",
-        "_run_first",
         "_unanswered",
         "aliases",
         "held",
         "is_held_back",
+        "run_first",
         "run_name",
     )
 
@@ -114,8 +129,8 @@ class PublishingClient(MqttSession):
         self.aliases: dict[int, bytes] = _NO_ALIASES
         self._permitted = _NO_PERMISSIONS
         self.run_name = b""
-        self._run_first = _NO_RUN
-        self._payloads = _NO_PAYLOADS  # of PUBLISH packets with the first byte `_run_first` to the topic `run_name`
+        self.run_first = _NO_RUN
+        self._payloads = _NO_PAYLOADS  # of PUBLISH packets with the first byte `run_first` to the topic `run_name`
         self._numbers = _NO_PAYLOADS  # their packet identifiers, with QoS 1
         self._unanswered: Unanswered | None = None
         self.held = 0
@@ -129,7 +144,7 @@ class PublishingClient(MqttSession):
 
         A row has messages with one QoS to one topic, without flags and properties.
         """
-        if first != self._run_first:
+        if first != self.run_first:
             return False
         name = self.run_name
         end = 2 + len(name)
@@ -164,14 +179,23 @@ class PublishingClient(MqttSession):
         """Whether one turn publishes no more messages with QoS 1 or 2: publishers wait for slow subscribers."""
         return len(self._numbers) >= ROW_MESSAGES
 
-    @property
-    def is_in_row(self) -> bool:
-        """Whether the last message had QoS 0, and others to its topic `run_name` can be published together."""
-        return self._run_first == _QOS_0
+    def takes_numbers(self, numbers: bytes) -> bool:
+        """Return whether all messages of a row with QoS 2 are neither repeated nor above the receive maximum.
+
+        Args:
+            numbers: their packet identifiers, two bytes each.
+        """
+        device, count = self.device, len(numbers) >> 1
+        if device is None:
+            return False
+        found = set(numbers_in(numbers))
+        if len(found) != count or not found.isdisjoint(device.unreleased):
+            return False
+        return self.version < 5 or len(device.unreleased) + count <= self.devices.limits.receive_maximum
 
     def publish_collected(self) -> bool:
         """Publish the collected messages; return true when the client has to wait."""
-        payloads, numbers, qos = self._payloads, self._numbers, self._run_first >> 1 & 3
+        payloads, numbers, qos = self._payloads, self._numbers, self.run_first >> 1 & 3
         if not payloads:
             return False
         self._payloads = self._numbers = _NO_PAYLOADS
@@ -180,21 +204,21 @@ class PublishingClient(MqttSession):
             self.broker.stats.drop(Drop.UNROUTED, len(payloads))
             self.counts.published += len(payloads)
             self.counts.published_bytes += sum(map(len, payloads))
-            self._send_answers(qos, numbers, Reason.NO_MATCHING_SUBSCRIBERS)
+            self._send_answers(qos, b"".join(numbers), Reason.NO_MATCHING_SUBSCRIBERS)
             return False
         key = topic.key if topic is not None else NO_TOPIC
         head = b"\x08" + key + self.etid.to_bytes(4, "big") + bytes(4)
         frames = b"".join([(len(one) + smq.PUBLISH_HEADER_BYTES).to_bytes(2, "big") + head + one for one in payloads])
-        return self.publish_frames(topic, mqtt_batch(frames, qos), len(payloads), numbers)
+        return self.publish_frames(topic, mqtt_batch(frames, qos), len(payloads), b"".join(numbers))
 
-    def publish_frames(self, topic: Topic | None, batch: MqttBatch, count: int, numbers: list[bytes]) -> bool:
+    def publish_frames(self, topic: Topic | None, batch: MqttBatch, count: int, numbers: bytes) -> bool:
         """Publish `count` messages to one topic; return true when the client has to wait.
 
         Args:
             topic: the topic; None for `NO_TOPIC`.
             batch: the messages.
             count: their number.
-            numbers: their packet identifiers; empty with QoS 0.
+            numbers: their packet identifiers, two bytes each; empty with QoS 0.
         """
         if count > 1:
             self.count_batch(topic.key if topic is not None else NO_TOPIC, count - 1)
@@ -218,7 +242,7 @@ class PublishingClient(MqttSession):
         self._send_answers(batch.qos, numbers, _code_of(batch), self._is_saved(batch))
         return self._hold_back()
 
-    def _note_received(self, batch: MqttBatch, numbers: list[bytes]) -> None:
+    def _note_received(self, batch: MqttBatch, numbers: bytes) -> None:
         """Let the packet identifiers of messages with QoS 2 be saved together with the messages."""
         if self.device is not None and self.device.rows is not None:
             batch.received = self.device, numbers
@@ -227,27 +251,26 @@ class PublishingClient(MqttSession):
         """Return whether the acknowledgements of messages wait for the disk."""
         return self.devices.ledger is not None and not batch.drops and self.devices.is_saved(batch)
 
-    def _send_answers(self, qos: int, numbers: list[bytes], code: Reason, is_saved: bool = False) -> None:
+    def _send_answers(self, qos: int, numbers: bytes, code: Reason, is_saved: bool = False) -> None:
         """Send PUBACK or PUBREC for each message, in one write; nothing with QoS 0.
 
         Args:
             qos: the QoS of the messages.
-            numbers: their packet identifiers.
+            numbers: their packet identifiers, two bytes each.
             code: the reason code.
             is_saved: whether they wait for the disk.
         """
         device = self.device
         if device is None or self.closed or not numbers:
             return
+        count = len(numbers) >> 1
         if code >= FIRST_FAILURE and self.version < 5:
-            self.devices.hidden_failures += len(numbers)
-        first = b"\x40" if qos == 1 else b"\x50"
+            self.devices.hidden_failures += count
         if qos == 2 and (code < FIRST_FAILURE or self.version < 5):  # PUBREC of 3.1.1 can't tell a failure
-            for number in numbers:
-                device.expect_release(number[0] << 8 | number[1])
-        self.counts.answers += len(numbers)
-        size, end = (b"\3", bytes((code,))) if code and self.version == 5 else (b"\2", b"")
-        data, ledger = b"".join([first + size + number + end for number in numbers]), self.devices.ledger
+            device.expect_releases(numbers_in(numbers))
+        self.counts.answers += count
+        end = bytes((code,)) if code and self.version == 5 else b""
+        data, ledger = encode_acknowledgements(_PUBACK if qos == 1 else _PUBREC, numbers, end), self.devices.ledger
         if ledger is None:
             self.mqtt_outbox.send_packet(data)
         else:
@@ -283,7 +306,7 @@ class PublishingClient(MqttSession):
         if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1, _QOS_2) and not self.broker.traces:
             # Behind the hook and the limits, the messages of a batch may have different answers.
             answers_differ = self.broker.hooks.onpublish is not None or self.broker.publish_limits is not None
-            self.run_name, self._run_first = name, _NO_RUN if qos and answers_differ else first
+            self.run_name, self.run_first = name, _NO_RUN if qos and answers_differ else first
         return self._publish(message, name, permitted)
 
     def _name_of(self, message: PublishPacket) -> bytes:
@@ -332,7 +355,7 @@ class PublishingClient(MqttSession):
         self.counts.published_bytes += len(message.payload)
         properties, expires_s = self._forwarded(message)
         kept = Message(name, message.payload, message.qos, True, properties, expires_s) if message.retain else None
-        numbers = [message.packet_identifier.to_bytes(2)] if message.qos else []
+        numbers = message.packet_identifier.to_bytes(2) if message.qos else b""
         topic = self.devices.topic_for(name)
         is_large = len(message.payload) > FRAME_PAYLOAD_BYTES
         frame = smq.publish_frame(topic.id if topic else 0, self.etid, 0, b"" if is_large else message.payload)
@@ -400,7 +423,7 @@ class PublishingClient(MqttSession):
     def _acknowledge(self, message: PublishPacket, code: Reason, is_saved: bool = False) -> None:
         """Send PUBACK or PUBREC."""
         if message.qos:
-            self._send_answers(message.qos, [message.packet_identifier.to_bytes(2)], code, is_saved)
+            self._send_answers(message.qos, message.packet_identifier.to_bytes(2), code, is_saved)
 
     def on_pubrel(self, first: int, body: bytes) -> bool:
         """Handle PUBREL; return true when the client has to wait."""
@@ -418,6 +441,18 @@ class PublishingClient(MqttSession):
         code = Reason.SUCCESS if device.released(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
         data = encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code)
         self.send_when_saved(data, was_saved)
+
+    def release_row(self, numbers: list[int]) -> bool:
+        """Handle PUBREL packets without reasons; return true when the client has to wait."""
+        device = self.device
+        assert device is not None
+        if device.rows is None and not self.held and device.released_all(numbers):
+            self.counts.answers += len(numbers)
+            self.mqtt_outbox.send_packet(encode_acknowledgements(_PUBCOMP, pack(f">{len(numbers)}H", *numbers)))
+            return False
+        for number in numbers:
+            self.release(number)
+        return self._hold_back()
 
     # ---- acknowledgements that wait for the disk, see `Ledger`
 
@@ -489,12 +524,11 @@ class PublishingClient(MqttSession):
         """Remember the messages with QoS 2 that are routed and not answered: the client sends them again."""
         unanswered, device = self._unanswered, self.device
         if unanswered is not None and unanswered.is_routed and unanswered.qos == 2 and device is not None:
-            for number in unanswered.numbers:
-                device.expect_release(number[0] << 8 | number[1])
+            device.expect_releases(numbers_in(unanswered.numbers))
 
     def forget_routes(self) -> None:
         """See `Session.forget_routes`; permissions are asked for again."""
         super().forget_routes()
         self._permitted = _NO_PERMISSIONS
         if not self._payloads:
-            self.run_name, self._run_first = b"", _NO_RUN
+            self.run_name, self.run_first = b"", _NO_RUN

@@ -91,7 +91,7 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], 
             device.keep(message)
             rows.waiting.append(row)
         elif one.state == RECEIVED:
-            device.expect_release(one.packet)
+            device.expect_releases((one.packet,))
             rows.received[one.packet] = row
         else:
             device.in_flight[one.packet] = message

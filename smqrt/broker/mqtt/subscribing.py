@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from struct import pack
 from typing import Any
 
 from smqrt.auth.identity import Action
@@ -26,9 +27,11 @@ from smqrt.wire.mqtt.packets import (
     decode_unsubscribe,
     encode,
     encode_acknowledgement,
+    encode_acknowledgements,
 )
 
 MAX_QOS = 2
+_PUBREL = 0x62  # the first byte
 ALIAS_NAME_BYTES = 24
 """Shorter names get no alias: with its property of 3 bytes it saves too little."""
 _NO_ALIASES: dict[bytes, int] = {}
@@ -332,6 +335,17 @@ class SubscribingClient(PublishingClient):
             self.aliases_out = {}
         self.aliases_out[name] = number
         return number << 1
+
+    def received_row(self, numbers: list[int]) -> None:
+        """Handle PUBREC packets without reasons."""
+        device = self.device
+        assert device is not None
+        if device.rows is None and device.received_all(numbers):
+            self.counts.answers += len(numbers)
+            self.mqtt_outbox.send_packet(encode_acknowledgements(_PUBREL, pack(f">{len(numbers)}H", *numbers)))
+            return
+        for number in numbers:
+            self.received(number)
 
     def send_release(self, number: int) -> None:
         """Send PUBREL."""

@@ -214,6 +214,20 @@ def encode_acknowledgement(kind: int, packet_identifier: int, version: int, code
     return bytes((first, 2)) + number
 
 
+def encode_acknowledgements(first: int, numbers: bytes, code: bytes = b"") -> bytes:
+    """Return a row of PUBACK, PUBREC, PUBREL or PUBCOMP packets.
+
+    Args:
+        first: their first byte.
+        numbers: their packet identifiers, two bytes each.
+        code: their reason code of MQTT 5 as a byte; empty for success.
+    """
+    size = 4 + len(code)
+    row = bytearray((bytes((first, size - 2, 0, 0)) + code) * (len(numbers) >> 1))
+    row[2::size], row[3::size] = numbers[::2], numbers[1::2]
+    return bytes(row)
+
+
 def _block(properties: Props, kind: PacketType, version: int) -> bytes:
     return encode_properties(properties, kind) if version == 5 else b""
 

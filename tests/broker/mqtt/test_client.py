@@ -11,6 +11,7 @@ import pytest
 
 from smqrt.broker.client_limits import recheck_clients
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.mqtt import devices
 from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.mqtt.messages import mqtt_batch
 from smqrt.broker.outbox import Drop, flush_dirty
@@ -181,6 +182,56 @@ def test_a_request_and_its_answer_under_the_response_information() -> None:
     worker.feed(data_of(f"32: '{topic}' 00 02 {{ 09 'id' }} ~HELLO", 5))
     assert asker.take() == data_of(f"32: '{topic}' 00 01 {{ 09 'id' }} ~HELLO", 5)
     assert worker.take() == data_of(f"40: 00 02 / 30: '{topic}' {{ 09 'id' }} ~HELLO", 5), "to `$smq/+`, not to `#`"
+
+
+# ---- packet identifiers of messages to several subscribers
+
+
+def test_many_subscribers_share_packets_while_their_identifiers_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DELIVERIES_AT_ONCE", 1)
+    hub = DeviceHub()
+    first, second, sender = connected(hub, "first"), connected(hub, "second"), connected(hub, "sender")
+    for device, filters in ((first, "'t' 01"), (second, "'t' 01 'u' 01")):
+        device.feed(data_of(f"82: 00 01 P {filters}", 5))
+        device.take()
+    sender.feed(data_of("32: 'u' 00 01 P ~u", 5))
+    assert second.take() == data_of("32: 'u' 00 01 P ~u", 5)
+    sender.feed(data_of("32: 't' 00 01 P ~1 / 32: 't' 00 02 P ~22", 5))
+    assert first.take() == data_of("32: 't' 00 01 P ~1 / 32: 't' 00 02 P ~22", 5)
+    assert second.take() == data_of("32: 't' 00 02 P ~1 / 32: 't' 00 03 P ~22", 5), "1 is in flight"
+    second.feed(data_of("40: 00 01 / 40: 00 02 / 40: 00 03", 5))
+    sender.feed(data_of("32: 't' 00 03 P ~3", 5))
+    shared = data_of("32: 't' 00 03 P ~3", 5)
+    settle()
+    assert first.ear.got == second.ear.got == [shared]
+    assert first.ear.got[0] is second.ear.got[0]
+    found = [[message.payload for message in one.session.device.in_flight.values()] for one in (first, second)]
+    assert found == [[b"1", b"22", b"3"], [b"3"]]
+
+
+def test_packet_identifiers_of_few_subscribers_have_no_gaps() -> None:
+    hub = DeviceHub()
+    first, second, sender = connected(hub, "first"), connected(hub, "second"), connected(hub, "sender")
+    for device, topic in ((first, "+"), (second, "t")):
+        device.feed(data_of(f"82: 00 01 P '{topic}' 01", 5))
+        device.take()
+    sender.feed(data_of("32: 'u' 00 01 P ~u / 32: 't' 00 02 P ~t", 5))
+    assert first.take() == data_of("32: 'u' 00 01 P ~u / 32: 't' 00 02 P ~t", 5)
+    assert second.take() == data_of("32: 't' 00 01 P ~t", 5)
+
+
+def test_packet_identifiers_begin_again() -> None:
+    hub = DeviceHub()
+    reader, sender = connected(hub, "reader"), connected(hub, "sender")
+    reader.feed(data_of("82: 00 01 P 't' 01", 5))
+    reader.take()
+    reader.session.device.last_number = 65534
+    for number, payloads in ((65535, "1"), (1, "2"), (2, "3")):
+        sender.feed(data_of(f"32: 't' 00 01 P ~{payloads}", 5))
+        assert reader.take() == data_of(f"32: 't' {number:04x} P ~{payloads}", 5)
+    reader.session.device.last_number = 65534
+    sender.feed(data_of("32: 't' 00 01 P ~4 / 32: 't' 00 02 P ~5", 5))
+    assert reader.take() == data_of("32: 't' 00 03 P ~4 / 32: 't' 00 04 P ~5", 5), "the others are in flight"
 
 
 # ---- what one turn brings

@@ -324,7 +324,7 @@ def test_records_restore_sessions_and_retained_messages() -> None:
     device, receiver = hub.client("device", "t", "$share/g/u/#", qos=2)
     hub.publish(b"t", b"0", b"1", qos=2)
     device.received(receiver.numbers[0])
-    device.expect_release(77)
+    device.expect_releases((77,))
     hub.devices.left(device)
     hub.publish(b"t", b"2", qos=2, retain=True)
     other = MqttHub()

@@ -116,7 +116,7 @@ def test_messages_in_a_row_are_traced_one_by_one(hub: DeviceHub) -> None:
     trace.stop()
     device.take()
     device.feed(b"".join(encode(PublishPacket("t", b"%d" % at), 5) for at in range(3)))
-    assert device.session.is_in_row, "without a trace messages are published together again"
+    assert device.session.run_first == 0x30, "without a trace messages are published together again"
     assert rows(trace) == []
     assert device.session.mqtt_outbox is device.session.outbox
 
