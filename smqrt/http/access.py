@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -415,5 +414,4 @@ class Access:
 
 def _is_local(request: CheckedRequest) -> bool:
     """Return whether the local address of the connection is a loopback address."""
-    address = ip_address(request.local[0].partition("%")[0])
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    return is_loopback(request.local[0].partition("%")[0])

@@ -150,7 +150,7 @@ class Request(Head, BodyAndCookies):
 
     @property
     def local(self) -> tuple[str, int]:
-        """Local address and port of the connection."""
+        """Local address and port of the connection; "unix" and 0 for a Unix socket."""
         host, port = self.transport.getsockname()[:2]
         return host, port
 
@@ -161,6 +161,8 @@ class Request(Head, BodyAndCookies):
         if named:
             return named
         host, port = self.local
+        if not port:  # a Unix socket
+            return "localhost"
         host = f"[{host}]" if ":" in host else host
         return host if port == (443 if self.secure else 80) else f"{host}:{port}"
 

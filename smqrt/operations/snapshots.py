@@ -43,7 +43,7 @@ from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed, explanation_of
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
-from smqrt.transport.origins import is_loopback
+from smqrt.transport.unix_sockets import is_local_client
 from smqrt.wire.cluster_packets import Refusal
 
 # ---- Clusters (help: cluster)
@@ -273,7 +273,7 @@ def listeners(parts: Parts) -> list[Snapshot]:
             "host": one.address[0],
             "port": one.address[1],
             "tls": parts.listeners.tls_snapshot(name),
-            "loopback": is_loopback(one.address[0]),
+            "loopback": one.is_unix or is_local_client(one.address[0]),
             "accepted": one.counts.accepted,
             "open": one.counts.open,
             "refused": one.counts.refused,

@@ -306,7 +306,8 @@ def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -
     """
 
     def apply_access(settings: Settings) -> None:
-        address = next(iter(listeners.values())).address[0]
+        # Unix sockets have no address: without another listener, all names are accepted.
+        address = next((one.address[0] for one in listeners.values() if not one.is_unix), "")
         own = {settings.host.strip("[]"), address}  # pipelines of this machine connect to it
         hosts = Hosts([*settings.hosts.split(","), *own] if settings.hosts else ())
         http.access = Access(Origins(settings.origins), hosts, is_loopback(address), settings.debug)

@@ -17,8 +17,16 @@ from smqrt.server.mako_conf import MakoConf
 from smqrt.server.systemd import passed_sockets
 from smqrt.settings.server_settings import ListenerSettings, Settings
 from smqrt.transport.admission import Balance, open_connections
-from smqrt.transport.listener import Listener, listening_sockets, sockets_per_port
+from smqrt.transport.listener import MAX_BACKLOG, Listener, listening_sockets, sockets_per_port
 from smqrt.transport.server_tls import ListenerTls, TlsFiles
+from smqrt.transport.unix_sockets import (
+    DEFAULT_MODE,
+    UNIX_HOST,
+    SocketFile,
+    check_path,
+    is_unix_path,
+    listening_socket,
+)
 
 # ---- Ports of the settings
 
@@ -38,8 +46,10 @@ class Port:
     Attributes:
         name: the name of its table; `http` and `https` for the settings without a table.
         tls: None for no TLS.
+        host: address, or the path of a Unix socket, whose port is 0.
         max_connections: the limit of this listener, 0 for none.
         others: ports to try when `port` is in use.
+        mode: permissions of the file of a Unix socket.
     """
 
     name: str
@@ -48,6 +58,12 @@ class Port:
     tls: TlsFiles | None
     max_connections: int = 0
     others: range = range(0)
+    mode: str = DEFAULT_MODE
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a Unix socket."""
+        return is_unix_path(self.host)
 
 
 def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
@@ -64,7 +80,15 @@ def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
         raise StartError("no listener is enabled; enable at least one.")
     if ADMIN in enabled:
         raise StartError(f"listener.{ADMIN}: this name is reserved for the admin listener ([{ADMIN}]); choose another.")
-    return [_port(name, settings, conf) for name in enabled]
+    for what, host in (("host", settings.host), (f"{ADMIN}.host", settings.admin.host)):
+        if is_unix_path(host):
+            raise StartError(f"{what}: {host} is the path of a Unix socket; set it as host of a table [listener.NAME].")
+    found = [_port(name, settings, conf) for name in enabled]
+    paths = [port.host for port in found if port.is_unix]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise StartError(f"two listeners have the host {path}; each Unix socket needs its own path.")
+    return found
 
 
 def lacks_certificate(settings: Settings) -> bool:
@@ -78,6 +102,10 @@ def lacks_certificate(settings: Settings) -> bool:
 
 def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
     table = settings.listener.get(name, ListenerSettings())
+    if is_unix_path(table.host or ""):
+        return _unix_port(name, table, settings)
+    if table.mode is not None:
+        raise StartError(f"listener.{name}.mode is for Unix sockets only; set host to a path, or remove mode.")
     flat = {"http": settings.port, "https": settings.tls_port}.get(name)
     port = flat if table.port is None else table.port
     if port is None:
@@ -91,6 +119,20 @@ def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
     is_from_conf = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
     others = OTHER_PORTS[name] if is_from_conf else range(0)  # only Mako tries other ports
     return Port(name, table.host or mako_host or settings.host, port, files, table.max_connections, others)
+
+
+def _unix_port(name: str, table: ListenerSettings, settings: Settings) -> Port:
+    path = table.host or ""
+    what = f"listener.{name}: the Unix socket {path}"
+    if table.port is not None:
+        raise StartError(f"{what} has no port; remove port, or set host to an address.")
+    files = (table.client_ca, table.client_crl, table.client_certificate)
+    if _is_secure(name, table) or _own_pairs(table) or any(files):
+        raise StartError(f"{what} has no TLS; remove the TLS settings (for https set tls = false), or use a port.")
+    if table.proxy_protocol and UNIX_HOST not in settings.proxy.trusted:
+        raise StartError(f"listener.{name} has proxy_protocol; add {UNIX_HOST} to proxy.trusted.")
+    check_path(path, what)
+    return Port(name, path, 0, None, table.max_connections, mode=table.mode or DEFAULT_MODE)
 
 
 def _is_secure(name: str, table: ListenerSettings) -> bool:
@@ -167,12 +209,14 @@ class PortSockets:
         number: the number of this worker.
         is_one_for_all: all workers accept at one socket.
         is_kept: systemd keeps the socket open, so that the next server accepts the connections in its queue.
+        file: the file of a Unix socket, which `close` removes; None in workers.
     """
 
     workers: list[list[_socket.socket]]
     number: int = 0
     is_one_for_all: bool = False
     is_kept: bool = False
+    file: SocketFile | None = None
 
     @property
     def own(self) -> list[_socket.socket]:
@@ -189,13 +233,15 @@ class PortSockets:
 
     def close(self) -> None:
         """Close the sockets in this process."""
+        if self.file is not None:
+            self.file.remove()
         for one in self.all():
             one.close()
 
 
 def passed_ports(enabled: Sequence[Port]) -> dict[str, PortSockets]:
-    """Return the sockets that systemd passes, by listener. Errors: see `passed_sockets`."""
-    passed = passed_sockets([port.name for port in enabled])
+    """Return the sockets that systemd passes, by listener; none for Unix sockets. Errors: see `passed_sockets`."""
+    passed = passed_sockets([port.name for port in enabled if not port.is_unix])
     return {name: PortSockets([[sock]], is_kept=True) for name, sock in passed.items()}
 
 
@@ -231,6 +277,12 @@ def open_for_workers(settings: Settings, conf: MakoConf | None, count: int) -> d
 
 
 def _opened(port: Port, count: int) -> PortSockets:
+    if port.is_unix:  # it has no SO_REUSEPORT
+        try:
+            sock = listening_socket(port.host, port.mode, MAX_BACKLOG)
+        except StartError as error:
+            raise StartError(f"listener.{port.name}: {error}") from None
+        return PortSockets([[sock]] * count, is_one_for_all=True, file=SocketFile(port.host))
     each = -(-sockets_per_port() // count)  # rounded up
     failures: list[StartError] = []
     for number in (port.port, *port.others):
@@ -308,7 +360,7 @@ class Listeners(Mapping[str, Listener]):
             try:
                 sockets = self._given.get(port.name)
                 given = sockets.own if sockets else ()
-                make = partial(Listener, port.host, number, given=given, sockets=sockets_per_port())
+                make = partial(Listener, port.host, number, given=given, sockets=sockets_per_port(), mode=port.mode)
                 if tls is None:
                     listener = make(self._http.accepted)
                 else:
@@ -316,7 +368,7 @@ class Listeners(Mapping[str, Listener]):
                 listener.accepts_one_at_a_time = sockets is not None and sockets.is_one_for_all
                 break
             except StartError as error:
-                named = port.name not in OTHER_PORTS
+                named = port.name not in OTHER_PORTS or port.is_unix
                 failures.append(StartError(f"listener.{port.name}: {error}") if named else error)
         else:
             raise failures[0]
@@ -352,6 +404,11 @@ class Listeners(Mapping[str, Listener]):
         if self._tls and self._expiry_checks is None:
             self._expiry_checks = gevent.spawn(self._check_expiries)
 
+    def keep_files(self) -> None:
+        """Keep the files of Unix sockets, because another process serves there."""
+        for listener in self._listeners.values():
+            listener.keeps_file = True
+
     def reject_queued(self) -> None:
         """Stop accepting, and reject queued connections with a response that the server is stopping."""
         if self._balance is not None:
@@ -376,21 +433,25 @@ class Listeners(Mapping[str, Listener]):
     # ---- addresses
 
     def scheme(self, name: str) -> str:
-        """Return "http" or "https"."""
+        """Return "http" or "https"; "unix" for a Unix socket."""
+        if self._listeners[name].is_unix:
+            return "unix"
         return "https" if name in self._tls else "http"
 
     def url(self, name: str) -> str:
-        """Return the URL of a listener."""
+        """Return the URL of a listener; `unix:` and the path for a Unix socket."""
         host, port = self._listeners[name].address
         return self._url(name, host, port)
 
     def local_url(self) -> str:
-        """Return the URL of the first listener for processes of this machine."""
-        name, listener = next(iter(self._listeners.items()))
+        """Return the URL of the first listener for processes of this machine; a port, if one is open."""
+        name, listener = min(self._listeners.items(), key=lambda item: item[1].is_unix)
         host, port = listener.address
         return self._url(name, _LOCAL_HOSTS.get(host, host), port)
 
     def _url(self, name: str, host: str, port: int) -> str:
+        if self._listeners[name].is_unix:
+            return f"unix:{host}"
         return f"{self.scheme(name)}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def port_of(self, scheme: str) -> int:
@@ -402,7 +463,7 @@ class Listeners(Mapping[str, Listener]):
     @property
     def has_http(self) -> bool:
         """Whether a port without TLS is open."""
-        return any(name not in self._tls for name in self._listeners)
+        return any(self.scheme(name) == "http" for name in self._listeners)
 
     @property
     def has_certificates(self) -> bool:

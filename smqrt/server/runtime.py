@@ -294,6 +294,7 @@ class Server:
 
         def publish_late(take_over: TakeOver) -> None:
             if not take_over.publish_late():
+                self._listeners.keep_files()
                 self.end(1)
 
         take_over = self._take_over
@@ -347,7 +348,7 @@ class Server:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
             self._report(accepted_logins(self.settings.auth))
-        elif not all(is_loopback(listener.address[0]) for listener in self._listeners.values()):
+        elif not all(one.is_unix or is_loopback(one.address[0]) for one in self._listeners.values()):
             self._report("hubs accept anonymous clients, unless an application requires a login; see auth.users")
         self._apps.start_pipelines()
         self.state = "serving"

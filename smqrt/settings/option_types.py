@@ -294,6 +294,17 @@ def path() -> Rule[str]:
     return Rule("the path of a file", read_path, schema={"type": "string", "minLength": 1})
 
 
+def file_mode() -> Rule[str]:
+    """Return the rule of permissions of a file, as a string of octal digits."""
+
+    def read_mode(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
+            raise InvalidValueError
+        return value
+
+    return Rule('a string of octal digits such as "0660"', read_mode, schema={"type": "string"})
+
+
 def function() -> Rule[Callable[..., Any]]:
     """Return the rule of callable objects."""
 

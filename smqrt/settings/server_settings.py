@@ -22,6 +22,7 @@ from smqrt.settings.option_types import (
     Setting,
     check,
     choice,
+    file_mode,
     group,
     named_settings_of,
     number,
@@ -198,8 +199,14 @@ class TlsSettings:
 class ListenerSettings:
     """A port. `port` and `tls_port` declare the listeners `http` and `https`; tables of these names change them."""
 
-    host: str | None = option(None, optional(text()), "Address to listen on; by default the top-level `host`.")
+    host: str | None = option(None, optional(text()), "Address, or path of a Unix socket; else the top-level `host`.")
     port: int | None = option(None, optional(whole(0, 0xFFFF)), "Port; 0 picks a free one.")
+    mode: str | None = option(
+        None,
+        optional(file_mode()),
+        "Permissions of the file of a Unix socket, in octal digits. Clients need permission to write.",
+        shown="`0660`",
+    )
     enabled: bool = option(True, switch(), "Open this port. `false` for `http` leaves TLS only.")
     tls: bool | None = option(
         None, optional(switch()), "Use TLS. On if `cert` or `certificates` is given, and for `https`."
@@ -255,9 +262,9 @@ def _networks() -> Rule[tuple[str, ...]]:
     def read_networks(value: object) -> tuple[str, ...]:
         given = texts().read(value)  # outside of `try`, because InvalidValueError is a ValueError
         try:
-            return tuple(str(ip_network(one)) for one in given)
+            return tuple(one if one == "unix" else str(ip_network(one)) for one in given)
         except ValueError as error:
-            raise ArgumentError(f"{error}; write addresses and networks such as 10.0.0.0/8 or ::1") from None
+            raise ArgumentError(f"{error}; write addresses and networks such as 10.0.0.0/8, ::1 or unix") from None
 
     return replace(texts(), read=read_networks)
 
@@ -269,8 +276,8 @@ class ProxySettings:
     trusted: tuple[str, ...] = option(
         (),
         _networks(),
-        "Addresses and networks of proxies whose headers name the client: `10.0.0.0/8`, `::1`. Headers from other "
-        "addresses are ignored.",
+        "Addresses and networks of proxies whose headers name the client: `10.0.0.0/8`, `::1`; `unix`: Unix sockets. "
+        "Headers from other addresses are ignored.",
         shown="none",
         live=True,
     )

@@ -37,8 +37,9 @@ from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import connection_class
 from smqrt.transport.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
-from smqrt.transport.origins import Origins, is_loopback, same_origin
+from smqrt.transport.origins import Origins, same_origin
 from smqrt.transport.tls import LINGER_S, Transport
+from smqrt.transport.unix_sockets import is_local_client
 from smqrt.wire import smq, websocket
 from smqrt.wire.connection_state import Life, transition
 from smqrt.wire.smq import ConnackCode
@@ -180,8 +181,8 @@ class KeepAlive:
         self._is_set_by_listener = (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S)
 
     def apply(self, sock: Transport) -> None:
-        """Apply the times to a client's socket, unless the listener has set the same."""
-        if self._is_set_by_listener:
+        """Apply the times to a client's socket, unless the listener has set the same, or it is a Unix socket."""
+        if self._is_set_by_listener or getattr(sock, "family", None) == socket.AF_UNIX:
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.idle_s)
@@ -289,7 +290,7 @@ def too_many(broker: Broker, address: str) -> bool:
     Addresses of this machine have no limit: behind a local proxy, all clients have such an address.
     """
     limit = data_path.limits.handshakes_per_address
-    if limit is None or data_path.unfinished.get(address, 0) < limit or is_loopback(address):
+    if limit is None or data_path.unfinished.get(address, 0) < limit or is_local_client(address):
         return False
     broker.refuse(None, HANDSHAKES)
     return True

@@ -30,8 +30,8 @@ from gevent import get_hub
 
 from smqrt.loop.scheduling import NEVER, READ, Deadlines, share
 from smqrt.settings.limits import Bucket, Limit, LimitSettings, current_limits, on_change
-from smqrt.transport.origins import is_loopback
 from smqrt.transport.tls import Address
+from smqrt.transport.unix_sockets import UNIX_ADDRESS, UNIX_HOST, is_local_client
 from smqrt.wire.proxy_protocol import NoProxyHeader, parse
 
 # ---- Trusted proxies
@@ -55,22 +55,26 @@ class TrustedNetworks:
     """The networks of trusted proxies.
 
     Args:
-        entries: addresses and networks: `10.0.0.0/8`, `::1`.
+        entries: addresses and networks: `10.0.0.0/8`, `::1`; `unix` for all clients of Unix sockets.
 
     Raises:
         ValueError: an invalid entry.
     """
 
     def __init__(self, entries: Iterable[str] = ()) -> None:
-        self._networks: list[IPv4Network | IPv6Network] = [ip_network(entry) for entry in entries]
+        listed = list(entries)
+        self._has_unix = UNIX_HOST in listed
+        self._networks: list[IPv4Network | IPv6Network] = [ip_network(one) for one in listed if one != UNIX_HOST]
         self._cache: dict[str, bool] = {}
 
     def __bool__(self) -> bool:
         """Whether there are networks."""
-        return bool(self._networks)
+        return self._has_unix or bool(self._networks)
 
     def has(self, host: str) -> bool:
         """Return whether a network contains an address."""
+        if host == UNIX_HOST:
+            return self._has_unix
         cached = self._cache.get(host)
         if cached is not None:
             return cached
@@ -267,6 +271,16 @@ class Admitted(_socket.socket):
         """The peer's address, even after it has disconnected; None when unknown."""
         return getattr(self, "_address", None)
 
+    def getpeername(self) -> Any:
+        """Return the address of the client; `UNIX_ADDRESS` for a Unix socket."""
+        address = super().getpeername()
+        return address if isinstance(address, tuple) else UNIX_ADDRESS
+
+    def getsockname(self) -> Any:
+        """Return the local address; `UNIX_ADDRESS` for a Unix socket."""
+        address = super().getsockname()
+        return address if isinstance(address, tuple) else UNIX_ADDRESS
+
     def count_for(self, host: str) -> bool:
         """Count the connection for the address of a client behind a proxy; return False when a limit is reached."""
         limit = self._limit
@@ -321,8 +335,8 @@ class ConnectionLimit:
 
     Attributes:
         limit: maximum of connections; 0 for the number of descriptors less `RESERVE`.
-        per_address: maximum of connections per address; 0 for no limit. Loopback addresses have no limit, because a
-            local proxy connects from one for all clients.
+        per_address: maximum of connections per address; 0 for no limit. Loopback addresses and Unix sockets have no
+            limit, because a local proxy connects from one for all clients.
         proxies: trusted proxies; their addresses have no limit for the same reason.
         open: number of open connections.
     """
@@ -359,7 +373,7 @@ class ConnectionLimit:
             limit, rule = CONNECTIONS, f"{self.open} connections are open, and ulimit -n may allow no more"
         elif self._has_too_many(host):
             limit, rule = PER_ADDRESS, f"{self.per_address} connections of {host} are open"
-        elif not (is_given or _is_loopback(host)) and (exceeded := self._exceeded_rate(host)):
+        elif not (is_given or _is_local(host)) and (exceeded := self._exceeded_rate(host)):
             limit, rule = exceeded, ""
         else:
             self._count(sock, host)
@@ -372,7 +386,7 @@ class ConnectionLimit:
 
     def use_rate(self, host: str) -> bool:
         """Count a new connection that another worker admits; return False when a rate is exceeded."""
-        return _is_loopback(host) or not self._exceeded_rate(host)
+        return _is_local(host) or not self._exceeded_rate(host)
 
     def room(self) -> int:
         """Return the number of further connections that the limit permits."""
@@ -406,7 +420,7 @@ class ConnectionLimit:
 
     def reassign(self, before: str, host: str) -> bool:
         """Count a connection of `before` for `host` instead; return False when a limit is reached."""
-        bucket = None if _is_loopback(host) else self._bucket_of(host)
+        bucket = None if _is_local(host) else self._bucket_of(host)
         if self._has_too_many(host):
             PER_ADDRESS.refused(f"a connection of {host}", f"{self.per_address} connections of {host} are open")
             return False
@@ -427,7 +441,7 @@ class ConnectionLimit:
     def _has_too_many(self, host: str) -> bool:
         if not self.per_address or self._by_address.get(host, 0) < self.per_address:
             return False
-        return not (_is_loopback(host) or self.proxies.has(host))
+        return not (_is_local(host) or self.proxies.has(host))
 
     def _exceeded_rate(self, host: str) -> Limit | None:
         """Return the rate that one more connection exceeds; otherwise count the connection and return None."""
@@ -465,7 +479,7 @@ def _max_open() -> int:
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)  # some, even with a very low ulimit -n
 
 
-_is_loopback = lru_cache(1024)(is_loopback)
+_is_local = lru_cache(1024)(is_local_client)
 
 
 open_connections = ConnectionLimit()

@@ -36,12 +36,14 @@ from smqrt.transport.admission import (
 )
 from smqrt.transport.stream import resolve
 from smqrt.transport.tls import HANDSHAKE_S, Address, HandshakeQueue, TlsTransport, Transport
+from smqrt.transport.unix_sockets import DEFAULT_MODE, UNIX_ADDRESS, SocketFile, is_unix_path, listening_socket
 from smqrt.workers.worker_rpc import worker_place
 
 # ---- Listening sockets inherited from another process, by the host and port that were requested.
 
 RequestedAddress = tuple[str, int]
-"""Host and port as requested. Several listeners may request port 0; they get their sockets in the same order."""
+"""Host and port as requested. Several listeners may request port 0; they get their sockets in the same order.
+Of a Unix socket, its path and 0."""
 
 
 class InheritedSockets:
@@ -63,8 +65,10 @@ class InheritedSockets:
         return sockets
 
     def close(self) -> None:
-        """Close the sockets that no listener has requested."""
-        for ports in self._fds.values():
+        """Close the sockets that no listener has requested, and remove the files of Unix sockets."""
+        for (host, _), ports in self._fds.items():
+            if ports and is_unix_path(host) and worker_place().count == 1:  # else the supervisor removes it
+                SocketFile(host).remove()
             for fd in itertools.chain.from_iterable(ports):
                 with contextlib.suppress(OSError):
                     os.close(fd)
@@ -83,6 +87,7 @@ _NEXT_TURN_S = 1e-6  # a timer, so that the loop polls sockets in between
 _MAX_REJECTED, _READ_BYTES = 8192, 16384  # connections of one socket's queue; unread data of a rejected one
 _QUEUED_AT = 24  # offset of tcpi_unacked in linux/tcp.h: of a listening socket, the length of its queue
 ACCEPTS_AT_ONCE = 16  # between two reads of the clock
+_MANY = ACCEPTS_AT_ONCE + 1  # connections in the queue of a Unix socket, whose length the kernel does not report
 ACCEPT_S = 0.008
 """Time for accepting in a turn of the loop: about two thousand connections. While many clients connect, a turn takes
 20 ms, so the kernel's queue of ten thousand clients that connect within 0.15 s does not overflow."""
@@ -107,8 +112,8 @@ class Listener:
     """Accepts connections and passes them on.
 
     Args:
-        host: name or address to bind, or an IPv6 literal ("::1" or "[::1]").
-        port: 0 picks a free one.
+        host: name or address to bind, or an IPv6 literal ("::1" or "[::1]"); or the absolute path of a Unix socket.
+        port: 0 picks a free one; 0 for a Unix socket.
         on_accept: called in the loop greenlet with a non-blocking `_socket.socket` (with `context`, a `TlsTransport`
             after its handshake) and the client's address. Must not block.
         context: TLS context of the server.
@@ -116,8 +121,12 @@ class Listener:
         sockets: number of sockets of the port, each with its own queue.
         handshake_s: timeout of a TLS handshake.
         given: existing listening sockets, used in place of new ones.
+        mode: permissions of the file of a Unix socket, in octal digits.
 
     Attributes:
+        is_unix: whether it listens on a Unix socket.
+        keeps_file: whether `close` keeps the file of the Unix socket, because it belongs to another process: the
+            supervisor of this worker, or during a hot restart the process that serves.
         name: name of the listener in settings.
         max_connections: maximum of open connections; 0 for the limit of the process only.
         requested: host and port as requested.
@@ -140,12 +149,19 @@ class Listener:
         sockets: int = 1,
         handshake_s: float = HANDSHAKE_S,
         given: Sequence[_socket.socket] = (),
+        mode: str = DEFAULT_MODE,
     ) -> None:
-        self.requested = host, port
+        self.requested, self.is_unix = (host, port), is_unix_path(host)
         self.leaves_queue, self.accepts_one_at_a_time = bool(given), False
         existing = list(given) or inherited.take(host, port)
-        self._sockets = existing or listening_sockets(host, port, sockets, backlog)
-        for one in existing:
+        if existing:
+            self._sockets = existing
+        else:
+            new = listening_socket(host, mode, backlog) if self.is_unix else None
+            self._sockets = [new] if new else listening_sockets(host, port, sockets, backlog)
+        self._file = SocketFile(host) if self.is_unix and not given else None
+        self.keeps_file = bool(existing)  # until `start`: before it, another process of a hot restart serves
+        for one in () if self.is_unix else existing:
             _set_connection_options(one)
         open_listeners.append(self)
         self._handshakes = HandshakeQueue(context, on_accept, handshake_s) if context is not None else None
@@ -199,7 +215,9 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The bound address and port."""
+        """The bound address and port; of a Unix socket, its path and 0."""
+        if self.is_unix:
+            return self.requested
         host, port = self._sockets[0].getsockname()[:2]
         return host, port
 
@@ -219,7 +237,7 @@ class Listener:
 
     def start(self) -> None:
         """Start to accept connections."""
-        self._is_accepting = True
+        self._is_accepting, self.keeps_file = True, False
         watchers, sockets = [*self._watchers, *self._other_watchers], [*self._sockets, *self._other_sockets]
         for watcher, sock in zip(watchers, sockets, strict=True):
             watcher.start(self._accept, sock)
@@ -289,6 +307,8 @@ class Listener:
             self._proxy_headers.close()
         if self._handshakes:
             self._handshakes.close()
+        if self._file is not None and not self.keeps_file:
+            self._file.remove()
         for sock in self._sockets:
             sock.close()
         if self in open_listeners:
@@ -310,10 +330,11 @@ class Listener:
             if waiting >= min(MAX_ACCEPTED, open_connections.room()):
                 return False  # further connections wait in the kernel's queue
         # `accept` is called as often as there are connections: a call that fails takes 5 us, as long as five others.
-        queued = 1 if self.accepts_one_at_a_time else max(_queued(sock), 1)
+        queued = 1 if self.accepts_one_at_a_time else _MANY if self.is_unix else max(_queued(sock), 1)
         for _ in range(min(queued, ACCEPTS_AT_ONCE)):
             try:
-                accepted.append(sock._accept())  # type: ignore[attr-defined]
+                fd, address = sock._accept()  # type: ignore[attr-defined]
+                accepted.append((fd, UNIX_ADDRESS if self.is_unix else address))
             except BlockingIOError:
                 return False
             except OSError as error:

@@ -107,7 +107,7 @@ def test_an_address_has_so_many_unfinished_handshakes(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(data_path.limits, "handshakes_per_address", 3)
-    monkeypatch.setattr(handshake, "is_loopback", lambda address: False)
+    monkeypatch.setattr(handshake, "is_local_client", lambda address: False)
     site = make_site()
     shy = [site.open(kind).start() for _ in range(3)]
     fourth = site.open(kind)

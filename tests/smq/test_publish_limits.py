@@ -216,7 +216,7 @@ def test_so_many_come_in_a_second(
     limits(**{name: 0.5})
     site.device(b"uid-00", kind).close()
     assert not admission.open_connections._rates, "connections of this machine are not counted"
-    monkeypatch.setattr(admission, "_is_loopback", lambda host: False)
+    monkeypatch.setattr(admission, "_is_local", lambda host: False)
     for number in range(5):
         site.device(b"uid-%02d" % number, kind)
     with pytest.raises((OSError, AssertionError)):
@@ -233,7 +233,7 @@ def test_so_many_mqtt_clients_come_in_a_second(
     site.server.take_mqtt = take_mqtt
     site.address()
     limits(connect_rate_per_address=0.5)
-    monkeypatch.setattr(admission, "_is_loopback", lambda host: False)
+    monkeypatch.setattr(admission, "_is_local", lambda host: False)
 
     def connect(name: str) -> None:
         client = Client(site, kind, "mqtt")

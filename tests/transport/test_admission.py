@@ -57,7 +57,7 @@ def test_so_many_connections_of_one_address(
 ) -> None:
     monkeypatch.setattr(strict, "per_address", 2)
     [site.device(b"uid-a%d" % number) for number in range(3)]
-    monkeypatch.setattr(admission, "_is_loopback", lambda host: False)
+    monkeypatch.setattr(admission, "_is_local", lambda host: False)
     with socket.create_connection(site.address(), timeout=5) as extra:
         assert b" 503 " in extra.recv(1000)
     assert "connections of 127.0.0.1 are open; see the setting connections_per_address" in caplog.text

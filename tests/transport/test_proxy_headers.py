@@ -148,7 +148,7 @@ def test_websockets_behind_an_http_proxy_count_for_their_clients(make_site: Make
     [
         (
             lambda: Settings(proxy=ProxySettings(trusted=("10.0.0.1/8",))),
-            "proxy.trusted: 10.0.0.1/8 has host bits set; write addresses and networks such as 10.0.0.0/8 or ::1",
+            "proxy.trusted: 10.0.0.1/8 has host bits set; write addresses and networks such as 10.0.0.0/8, ::1 or unix",
         ),
         (
             lambda: ports(Settings(listener={"http": ListenerSettings(proxy_protocol=True)})),

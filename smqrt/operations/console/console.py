@@ -23,6 +23,7 @@ from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.alerts import AlertInput, find_alerts
 from smqrt.operations.console.gauges import NAMES, STEP_S, Growth, History, Sample, Sampler, hub_name, merged_hubs
 from smqrt.process.current_process import AppScope
+from smqrt.transport.unix_sockets import is_unix_path
 
 # ---- Console in the directory tree of the admin listener
 
@@ -222,8 +223,9 @@ def _listeners(sample: Sample) -> list[Snapshot]:
         host, tls = str(one["host"]), one["tls"]
         expires_s = min((found["not_after_s"] for found in tls["certificates"]), default=None) if tls else None
         row: Snapshot = {name: one[name] for name in ("name", "open", "accepted", "refused")}
+        address = f"[{host}]:{one['port']}" if ":" in host else f"{host}:{one['port']}"
         row |= {
-            "address": f"[{host}]:{one['port']}" if ":" in host else f"{host}:{one['port']}",
+            "address": f"unix:{host}" if is_unix_path(host) else address,
             "tls": tls is not None,
             "certificate_expires_s": expires_s,
             "certificate_days": None if expires_s is None else int((expires_s - time()) // _DAY_S),

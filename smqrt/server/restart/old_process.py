@@ -137,6 +137,7 @@ class HandOver:
             self._server.start_pipelines()
             raise
         for listener in listeners:
+            listener.keeps_file = True  # it belongs to the new process
             listener.close()
         self._late_sender = gevent.spawn(self._send_late)
 

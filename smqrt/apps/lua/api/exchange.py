@@ -334,7 +334,9 @@ class RequestBinding:
 
     def setnodelay(self, handle: int, on: bool) -> bool:
         """Set TCP_NODELAY: whether small packets are sent immediately, which is the default."""
-        self._of(handle).transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, on)
+        transport = self._of(handle).transport
+        if getattr(transport, "family", None) != socket.AF_UNIX:  # a Unix socket sends everything immediately
+            transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, on)
         return True
 
     def cipher(self, handle: int) -> tuple[bytes, bytes] | None:
