@@ -20,7 +20,6 @@ from smqrt.wire.mqtt.fields import (
     decode_properties,
     encode_properties,
     find_alias,
-    is_topic_filter,
     is_topic_name,
     read_binary,
     read_text,
@@ -477,12 +476,12 @@ def _check_end(body: bytes, at: int) -> None:
         raise MqttError(Reason.MALFORMED_PACKET, "bytes after the last field of a packet")
 
 
-def _identifier(body: bytes, code: Reason = Reason.PROTOCOL_ERROR) -> int:
+def _identifier(body: bytes) -> int:
     if len(body) < 2:
         raise cut_off()
     number = body[0] << 8 | body[1]
     if not number:
-        raise MqttError(code, "packet identifier 0")
+        raise MqttError(Reason.PROTOCOL_ERROR, "packet identifier 0")
     return number
 
 
@@ -495,12 +494,23 @@ _RESERVED, _CLEAN_START, _WILL, _WILL_QOS, _WILL_RETAIN, _PASSWORD, _USERNAME = 
 def connect_version(body: bytes) -> int:
     """Return the version (5 or 4) for the answer to CONNECT, even if that is invalid; 0 if it is no CONNECT.
 
-    Unknown versions get the answer of MQTT 3.1.1, which requires one.
+    An unknown version gets the answer of the version whose layout the packet has.
     """
     for name in (b"\0\4MQTT", b"\0\6MQIsdp"):
         if body.startswith(name) and len(body) > len(name):
-            return 5 if name[2:] == b"MQTT" and body[len(name)] & ~_BRIDGE == 5 else 4  # 3.1.1 [MQTT-3.1.2-2]
+            version = body[len(name)] & ~_BRIDGE
+            if name[2:] != b"MQTT" or version in (3, 4):
+                return 4
+            return 5 if version == 5 or _has_properties(body, len(name) + 4) else 4  # 3.1.1 [MQTT-3.1.2-2]
     return 0
+
+
+def _has_properties(body: bytes, at: int) -> bool:
+    """Return whether properties and a client identifier can be at `body[at]`, behind the keep-alive."""
+    if at >= len(body) or body[at] > 127:
+        return False
+    at += 1 + body[at]
+    return at + 2 <= len(body) and at + 2 + (body[at] << 8 | body[at + 1]) <= len(body)
 
 
 def decode_connect(_first: int, body: bytes, _version: int = 0, takes_level_3: bool = False) -> ConnectPacket:
@@ -546,7 +556,7 @@ def _decode_will(body: bytes, at: int, flags: int, version: int) -> tuple[WillMe
     topic, end = read_text(body, start, len(body))
     payload, end = read_binary(body, end, len(body))
     if not is_topic_name(topic):
-        raise MqttError(Reason.PROTOCOL_ERROR, "the topic of the will is empty or has a wildcard")
+        raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will is empty or has a wildcard")
     block = body[at:start] if start > at + 1 else b""
     return WillMessage(topic, payload, flags >> 3 & 3, bool(flags & _WILL_RETAIN), properties, block), end
 
@@ -576,10 +586,10 @@ def decode_publish(first: int, body: bytes, version: int) -> PublishPacket:
         raise MqttError(Reason.MALFORMED_PACKET, "a PUBLISH packet with QoS 0 that is sent again")  # [MQTT-3.3.1-2]
     number = body[end] << 8 | body[end + 1] if qos else 0
     if qos and not number:
-        raise MqttError(Reason.PROTOCOL_ERROR, "packet identifier 0")  # [MQTT-2.2.1-3]
+        raise MqttError(Reason.MALFORMED_PACKET, "packet identifier 0")
     topic, _ = read_text(body, 0, end)
     if "+" in topic or "#" in topic:
-        raise MqttError(Reason.PROTOCOL_ERROR, "a topic with a wildcard")  # [MQTT-3.3.2-2]
+        raise MqttError(Reason.TOPIC_NAME_INVALID, "a topic with a wildcard")  # [MQTT-3.3.2-2]
     if version < 5:
         return PublishPacket(topic, body[at:], first & 0x0F, number)
     if not body[at]:
@@ -621,15 +631,14 @@ def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledge
 
 
 def decode_subscribe(_first: int, body: bytes, version: int) -> SubscribePacket:
-    """Decode SUBSCRIBE; raises as `decode`. The caller checks shared filters, since SUBACK reports invalid ones."""
-    number, wanted = _identifier(body, Reason.MALFORMED_PACKET), list[Subscription]()
+    """Decode SUBSCRIBE; raises as `decode`. Topic filters are not checked, since SUBACK reports invalid ones."""
+    number, wanted = _identifier(body), list[Subscription]()
     properties, at = _properties(body, 2, PacketType.SUBSCRIBE, version)
     while at < len(body):
         _check_count(wanted)
         topic, at = read_text(body, at, len(body))
         if at == len(body):
             raise cut_off()
-        _check_filter(topic)
         options, at = body[at], at + 1
         if options & (0xFC if version < 5 else 0xC0) or options & 3 == 3:  # reserved bits, or QoS 3
             raise MqttError(Reason.MALFORMED_PACKET, "wrong options of a subscription")  # [MQTT-3.8.3-5]
@@ -643,13 +652,6 @@ def decode_subscribe(_first: int, body: bytes, version: int) -> SubscribePacket:
     return SubscribePacket(number, wanted, properties)
 
 
-def _check_filter(topic: str) -> None:
-    if not is_topic_filter(topic):  # [MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]; 0x8F is for well-formed ones
-        raise MqttError(
-            Reason.MALFORMED_PACKET, f"the topic filter {ascii(topic[:64])} is empty or has a wrong wildcard"
-        )
-
-
 def _check_count(found: Sequence[object]) -> None:
     if len(found) == MAX_FILTERS:
         raise MqttError(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_FILTERS} topic filters")
@@ -657,12 +659,11 @@ def _check_count(found: Sequence[object]) -> None:
 
 def decode_unsubscribe(_first: int, body: bytes, version: int) -> UnsubscribePacket:
     """Decode UNSUBSCRIBE; raises as `decode`."""
-    number, topics = _identifier(body, Reason.MALFORMED_PACKET), list[str]()
+    number, topics = _identifier(body), list[str]()
     properties, at = _properties(body, 2, PacketType.UNSUBSCRIBE, version)
     while at < len(body):
         _check_count(topics)
         topic, at = read_text(body, at, len(body))
-        _check_filter(topic)
         topics.append(topic)
     if not topics:
         raise MqttError(Reason.PROTOCOL_ERROR, "UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]

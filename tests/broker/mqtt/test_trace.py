@@ -124,7 +124,7 @@ def test_messages_in_a_row_are_traced_one_by_one(hub: DeviceHub) -> None:
 def test_a_topic_has_the_packets_that_concern_it(hub: DeviceHub) -> None:
     trace = traced(hub, topic=b"house/temp")
     device = connected(hub, "a")
-    filters = ("house/+", "$share/g/house/#", "house/temp", "garden", "$share/x")
+    filters = ("house/+", "$share/g/house/#", "house/temp", "garden", "$share/x", "#/bad")
     feed(device, SubscribePacket(1, [Subscription(one, 1) for one in filters]))
     feed(device, PublishPacket("garden", b"x"), PublishPacket("house/temp", b"21", 2, 5))
     found = rows(trace)
