@@ -16,6 +16,7 @@ from smqrt.settings.limits import MqttSettings
 from tests.broker.memory_clients import settle
 from tests.broker.mqtt.memory_devices import DeviceHub, MemoryDevice
 from tests.conformance.mqtt_script import data_of
+from tests.support.garbage import no_collections
 
 LIST = """\
 deny  ada read  house/cellar
@@ -192,10 +193,11 @@ def test_questions_about_many_subscribers_take_turns() -> None:
         rules.subscribed(f"c{number}", f"u{number}", "'house/+' 00").take()
     rules.sender.feed(data_of("30: 'house/7' P ~x", 5))
     longest, more = 0.0, True
-    while more:
-        begin = time.thread_time()
-        more = flush_dirty(time.monotonic)
-        longest = max(longest, time.thread_time() - begin)
+    with no_collections():
+        while more:
+            begin = time.thread_time()
+            more = flush_dirty(time.monotonic)
+            longest = max(longest, time.thread_time() - begin)
     assert longest < 0.05
     sent = rules.hub.devices.counts.delivered
     assert sent == 1
