@@ -451,7 +451,7 @@ def replay(
     Examples:
       smqrt journal replay plant smq://localhost:9357/plant/ --speed 10x --from 2h
       smqrt journal replay plant ws://test:9357/plant/ --speed max --prefix replayed/
-      smqrt journal replay plant mqtt://test
+      smqrt journal replay plant mqtt://localhost
     """
     from smqrt.cli.pubsub import is_mqtt
     from smqrt.journal.inspection import in_order

@@ -143,9 +143,9 @@ def test_refused_messages_have_the_reason_of_the_broker(half: Half, start_mosqui
     play_against(half, broker.port, lua, python, [(None, "refused", 0x87)] * 2 + [(True, "refused", 0x87)])
 
 
+@pytest.mark.parametrize("half", ["Lua"], indirect=True)
 def test_deliveries_that_the_application_forgets_are_forgotten(half: Half, start_mosquitto: Start) -> None:
-    if isinstance(half, PythonHalf):
-        pytest.skip("only Lua has numbers of deliveries")
+    """Only Lua has numbers of deliveries."""
     lua = """local mqtt = mqttc.create('127.0.0.1', function() return true end, {port = port})
     for _ = 1, 100 do mqtt:publish('t', 'x', {delivery = true}) end
     collectgarbage() collectgarbage()
