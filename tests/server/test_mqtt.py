@@ -1,4 +1,4 @@
-"""Which hub takes the MQTT clients of a server: `--mqtt`, the option of hubs, and a hub of the server's own."""
+"""The hub that takes the MQTT clients of a server: `--mqtt`, the option of hubs, and a hub of the server's own."""
 
 from __future__ import annotations
 

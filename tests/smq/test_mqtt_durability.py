@@ -1,4 +1,4 @@
-"""What is written for MQTT sessions, which acknowledgements wait for it, and wills after a crash."""
+"""Rows of MQTT sessions in the persist file, the acknowledgements that wait for them, and wills after a crash."""
 
 from __future__ import annotations
 
