@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from gevent import get_hub
@@ -195,11 +195,25 @@ class TopicRules:
     sync_s: float = 1.0
 
 
+class IdentifiedBroker(Protocol):
+    """A broker whose clients may be users of the server.
+
+    Attributes:
+        identities: the identity service; None for none.
+    """
+
+    identities: IdentityService | None
+
+    def clients(self) -> Iterator[Session]:
+        """Return the connected clients."""
+
+
 class _AllHubs:
     """The hubs of this process, and the settings that apply to all present and later ones."""
 
     def __init__(self) -> None:
         self.brokers: WeakSet[GeventBroker] = WeakSet()  # weak, so that unused hubs can be freed
+        self.others: WeakSet[IdentifiedBroker] = WeakSet()  # brokers that are not hubs, see `follow_logins`
         self.numbers = itertools.count(1)
         self.topic_rules = TopicRules()
         self.accept_clients = True
@@ -247,7 +261,7 @@ def follow(service: IdentityService) -> None:
     """Re-check the clients of all hubs, in portions, when users or rules of `service` change or logins expire."""
 
     def for_each_hub(steps: Callable[[list[Session]], Iterator[None]]) -> None:
-        for broker in list(_all_hubs.brokers):
+        for broker in [*_all_hubs.brokers, *_all_hubs.others]:
             if broker.identities is service:
                 run_in_background(steps(list(broker.clients())))
 
@@ -257,6 +271,11 @@ def follow(service: IdentityService) -> None:
     service.expiring.append(
         lambda: for_each_hub(lambda clients: client_limits.disconnect_expired(clients, time.time()))
     )
+
+
+def follow_logins(broker: IdentifiedBroker) -> None:
+    """Re-check the clients of a broker that is not a hub, too; see `follow`."""
+    _all_hubs.others.add(broker)
 
 
 def close_all() -> None:

@@ -67,6 +67,7 @@ class Services:
     mqtt: the MQTT clients of Lua (`smqrt.apps.lua.api.mqtt.MqttBinding`).
     smq_clients: the SMQ clients of Lua (`smqrt.apps.lua.api.smq_client.SmqClientBinding`).
     hubs: the hubs of Lua (`smqrt.apps.lua.api.smq_hub.HubBinding`).
+    mqtt_brokers: the MQTT brokers of Lua (`smqrt.apps.lua.api.mqttbroker.PortBinding`).
     http_clients: the HTTP clients of Lua by their numbers.
     http_server: the HTTP server (`smqrt.http.server.HttpServer`), to which sockets can be returned.
     key_file: the file of `ba.tpm`; None for the user's (`smqrt.crypto.keyfile.default_path`).
@@ -96,6 +97,7 @@ class Services:
     mqtt: Any = None
     smq_clients: Any = None
     hubs: Any = None
+    mqtt_brokers: Any = None
     http_clients: dict[int, HttpConversation] = field(default_factory=dict)
     http_server: HttpServer | None = None
     key_file: Path | None = None

@@ -166,12 +166,12 @@ class MqttClient(SubscribingClient):
         if first != 0x10:
             raise MqttError(Reason.PROTOCOL_ERROR, "the first packet is not CONNECT")
         self.version = connect_version(body)
-        packet = decode_connect(first, body, 0, takes_level_3=True)
+        packet = decode_connect(first, body, 0, takes_level_3=self.devices.features.level_3)
         self.version, self._connect_packet = packet.version, packet
         self.peer_limit_bytes = number_of(packet.properties, "maximumpacketsize", 0)
         self.is_new_id = not packet.client_identifier
         self.client_id = packet.client_identifier or self._new_id()
-        self.uid = uid_of(self.client_id)
+        self.uid = self.own_uid()
         if self.broker.traces:
             self.apply_traces()
             trace_decoded(self, PacketType.CONNECT, packet, False)
@@ -183,6 +183,10 @@ class MqttClient(SubscribingClient):
             self.state = SessionState.WAITING
             return self.exchange.begin(packet.properties)
         return self.log_in()
+
+    def own_uid(self) -> bytes:
+        """Return the uid for the client id, in the tables of the hub."""
+        return uid_of(self.client_id)
 
     def log_in(self) -> bool:
         """Ask whether name and password are right, then accept the client; return true when it has to wait."""
@@ -209,6 +213,8 @@ class MqttClient(SubscribingClient):
         will = packet.will
         if will is None:
             return
+        if packet.version == 5:
+            self.devices.features.check(will.qos, will.retain, 5, "the will")
         check_message_properties(will.properties)
         self.check_properties(will.properties, will.property_bytes)
         if not is_valid_name(will.topic.encode(), self.devices.limits.levels):
@@ -249,7 +255,8 @@ class MqttClient(SubscribingClient):
         if will is None:
             return self._enter()
         name = will.topic.encode()
-        if is_reserved(name) or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
+        is_denied = self.devices.features.own_topics and is_reserved(name)
+        if is_denied or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
             self._refuse_will()
             return False
 
@@ -336,7 +343,7 @@ class MqttClient(SubscribingClient):
         device.user, device.identity = self._user, self.identity
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
-        device.will = _will(packet.will) if packet.will is not None else None
+        device.will = will_of(packet.will, self.devices.features.max_qos) if packet.will is not None else None
         self.devices.session_changed(device)
         self.window, self.is_bridge = self.devices.limits.receive_maximum, packet.is_bridge
         if packet.version == 5:
@@ -347,7 +354,7 @@ class MqttClient(SubscribingClient):
         self.keepalive_s = (self._server_keepalive_s(packet) or packet.keepalive_s) * KEEPALIVE_FACTOR
         answer = self._connack(packet, is_kept)
         data = encode(answer, self.version)
-        if number_of(packet.properties, "requestresponseinformation", 0):
+        if self.devices.features.own_topics and number_of(packet.properties, "requestresponseinformation", 0):
             information = {"responseinformation": f"$smq/{self.etid}"}
             longer = encode(answer._replace(properties={**answer.properties, **information}), self.version)
             data = data if self.is_too_large(longer) else longer
@@ -369,13 +376,16 @@ class MqttClient(SubscribingClient):
         limits, answer = self.devices.limits, dict[str, object]()
         if _wanted_expiry_s(packet) > limits.session_expiry_s:
             answer["sessionexpiryinterval"] = limits.session_expiry_s
-        answer["receivemaximum"] = limits.receive_maximum
+        if self.devices.features.max_qos:
+            answer["receivemaximum"] = limits.receive_maximum
+        answer |= self.devices.features.missing
         answer["maximumpacketsize"] = limits.packet_bytes
         if self.is_new_id:
             answer["assignedclientidentifier"] = self.client_id
         if keepalive_s := self._server_keepalive_s(packet):
             answer["serverkeepalive"] = keepalive_s
-        answer["topicaliasmaximum"] = limits.aliases
+        if limits.aliases:
+            answer["topicaliasmaximum"] = limits.aliases
         if self.exchange is not None:
             answer |= self.exchange.properties
         return ConnackPacket(is_kept, 0, answer)
@@ -504,12 +514,13 @@ def _wanted_expiry_s(packet: ConnectPacket) -> int:
     return number_of(packet.properties, "sessionexpiryinterval", 0)
 
 
-def _will(will: WillMessage) -> Will:
+def will_of(will: WillMessage, max_qos: int) -> Will:
+    """Return the will for a session, with at most the QoS `max_qos`."""
     block = will.property_bytes
     properties = cut_properties(block, "willdelayinterval", "messageexpiryinterval") if block else b""
     expiry_s = will.properties.get("messageexpiryinterval")
     return Will(
-        Message(will.topic.encode(), will.payload, will.qos, will.retain, properties),
+        Message(will.topic.encode(), will.payload, min(will.qos, max_qos), will.retain, properties),
         number_of(will.properties, "willdelayinterval", 0),
         float(expiry_s) if isinstance(expiry_s, int) else NO_EXPIRY_S,
     )

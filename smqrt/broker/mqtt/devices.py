@@ -15,6 +15,7 @@ from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
+from smqrt.broker.mqtt.features import ALL_FEATURES, Features
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.ledger import Ledger
@@ -61,6 +62,7 @@ class Devices(DeliveryQueue):
     Args:
         broker: the hub.
         settings: the limits of its MQTT clients.
+        features: what it offers to them.
 
     Attributes:
         sessions: sessions by client id, with and without a connection.
@@ -89,6 +91,7 @@ class Devices(DeliveryQueue):
         "_is_sweeping",
         "_pressed",
         "counts",
+        "features",
         "filters",
         "handshake_s",
         "hidden_failures",
@@ -106,9 +109,11 @@ class Devices(DeliveryQueue):
         "waiting_bytes",
     )
 
-    def __init__(self, broker: BrokerState, settings: MqttSettings | None = None) -> None:
+    def __init__(
+        self, broker: BrokerState, settings: MqttSettings | None = None, features: Features = ALL_FEATURES
+    ) -> None:
         super().__init__(broker)
-        self.limits = settings or MqttSettings()
+        self.limits, self.features = settings or MqttSettings(), features
         self.handshake_s = 4.0
         self.sessions: dict[str, Device] = {}
         self.offline: dict[Device, None] = {}
@@ -712,6 +717,8 @@ class Devices(DeliveryQueue):
 
     def retain(self, message: Message) -> bool:
         """Keep a new message as the retained one of its topic, at all nodes of a cluster; return false over a limit."""
+        if not self.features.retain:
+            return True
         is_kept = self.retained.set(message)
         if is_kept and self.broker.cluster is not None:
             self.broker.cluster.mqtt.retained_changed(message.name)

@@ -9,15 +9,24 @@ from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Topic
 
 
-def publish(devices: Devices, topic: Topic, batch: MqttBatch, publisher: BrokerPeer) -> bool:
+def publish(
+    devices: Devices, topic: Topic, batch: MqttBatch, publisher: BrokerPeer, is_permitted: bool = False
+) -> bool:
     """Publish a large message. SMQ clients miss it; with `onpublish`, which gets packets of SMQ, no client gets it.
+
+    Args:
+        devices: the MQTT clients of the hub.
+        topic: the topic.
+        batch: the message.
+        publisher: its publisher.
+        is_permitted: whether the application has permitted it, so that `onpublish` does not matter.
 
     Returns:
         Whether the publisher has to wait for the journal.
     """
     broker = devices.broker
     recorder = broker.recorder
-    if broker.hooks.onpublish is not None:
+    if broker.hooks.onpublish is not None and not is_permitted:
         broker.stats.drop(Drop.SWALLOWED, 1)
         batch.dropped(Drop.SWALLOWED)
         return False

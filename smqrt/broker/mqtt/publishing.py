@@ -9,6 +9,7 @@ from smqrt.auth.identity import Action
 from smqrt.broker.client_limits import Meter, refuse_message
 from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.devices import is_valid_name
+from smqrt.broker.mqtt.features import ALL_FEATURES
 from smqrt.broker.mqtt.ledger import MAX_HELD, MAX_TOTAL_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
 from smqrt.broker.mqtt.session import MqttSession, check_characters, is_reserved
@@ -287,8 +288,10 @@ class PublishingClient(MqttSession):
         check_characters(message.topic)
         name = self._name_of(message)
         qos, number = message.qos, message.packet_identifier
-        device = self.device
+        device, features = self.device, self.devices.features
         assert device is not None
+        if features is not ALL_FEATURES:
+            features.check(qos, message.retain, self.version, "PUBLISH")
         if message.property_bytes:
             check_message_properties(message.properties)
             self.check_properties(message.properties, message.property_bytes)
@@ -300,7 +303,7 @@ class PublishingClient(MqttSession):
                 return self._hold_back()
             if self.version == 5 and len(device.unreleased) >= self.devices.limits.receive_maximum:
                 raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
-        permitted = False if is_reserved(name) else self._permitted.get(name)
+        permitted = False if features.own_topics and is_reserved(name) else self._permitted.get(name)
         if permitted is None:
             return self._ask_permission(name, first, body)
         if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1, _QOS_2) and not self.broker.traces:

@@ -30,7 +30,6 @@ from smqrt.wire.mqtt.packets import (
     encode_acknowledgements,
 )
 
-MAX_QOS = 2
 _PUBREL = 0x62  # the first byte
 ALIAS_NAME_BYTES = 24
 """Shorter names get no alias: with its property of 3 bytes it saves too little."""
@@ -123,7 +122,7 @@ class SubscribingClient(PublishingClient):
             yield
             if self.closed or self.device is None:
                 return
-            if code > MAX_QOS:
+            if code >= FIRST_FAILURE:
                 continue
             device = self.device
             is_new = wanted.topic not in device.subscriptions
@@ -177,7 +176,10 @@ class SubscribingClient(PublishingClient):
 
     def _decide(self, wanted: Subscription, answer: Callable[[int], object]) -> None:
         """Call `answer` with the granted QoS, or with the reason of a refusal."""
-        text = wanted.topic
+        text, features = wanted.topic, self.devices.features
+        if not features.shared and text.partition("/")[0] == "$share":
+            answer(Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED)
+            return
         shared = split_shared(text)
         if shared is None or shared[1].count("/") >= self.devices.limits.levels or not is_topic_filter(shared[1]):
             answer(Reason.TOPIC_FILTER_INVALID)
@@ -185,6 +187,9 @@ class SubscribingClient(PublishingClient):
         topic_filter = shared[1]
         raw = topic_filter.encode()
         is_wild = "+" in topic_filter or "#" in topic_filter
+        if is_wild and not features.wildcards:
+            answer(Reason.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED)
+            return
         if not self._may_subscribe(raw, is_wild):
             answer(Reason.NOT_AUTHORIZED)
             return
@@ -198,7 +203,7 @@ class SubscribingClient(PublishingClient):
             return
 
         def decided(permitted: Any) -> None:
-            answer(wanted.options & 3 if permitted else Reason.NOT_AUTHORIZED)
+            answer(min(wanted.options & 3, features.max_qos) if permitted else Reason.NOT_AUTHORIZED)
 
         arguments = (raw, self) if is_wild else (raw, True, self)
         self.ask(hook, arguments, decided)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gevent import socket
 
-from smqrt.apps.lua import bridge
-from smqrt.apps.lua.api.mqttbroker import decode_packet
 from smqrt.apps.lua.vm import Vm
 from smqrt.mqtt import MqttClient
+from tests.apps.lua.mqtt_packets import connect, publish, subscribe, text
 from tests.apps.lua.versions import by_version
 from tests.support.waiting import wait_until
 
@@ -140,15 +140,20 @@ def test_properties_of_a_lua_client_have_lua_names(vm: Vm, address: str) -> None
     assert got[1] == {"yes": "true", "sum": total, "whole": "3", "contenttype": "text", "messageexpiryinterval": 60}
 
 
-def test_a_will_keeps_its_properties_as_they_came() -> None:
+def test_a_will_keeps_its_properties_as_they_came(vm: Vm, address: str) -> None:
     users = b"".join(b"\x26\0\1" + name + b"\0\1" + value for name, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3")))
-    kept = [users, b"\x03\0\1t"]
-    properties = kept[0] + b"\x18\0\0\0\5" + kept[1]
-    will = bytes((len(properties),)) + properties + b"\0\1w" + b"\0\4dead"
-    body = b"\0\4MQTT\5\6\0\0\0" + b"\0\1c" + will
-    packed = decode_packet(0x10, body, 0)
-    assert isinstance(packed, bytes)
-    table = bridge.load(packed)[b"will"]
-    assert table[b"forwarded"] == b"".join(kept)
-    assert table[b"payload"] == b"dead"
-    assert table[b"properties"][b"willdelayinterval"] == 5
+    kept = users + b"\x03\0\1t"
+    properties = kept + b"\x18\0\0\0\5"
+    will = bytes((len(properties),)) + properties + text("w") + text("dead")
+    port = int(address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as reader, socket.create_connection(("127.0.0.1", port)) as ada:
+        reader.sendall(connect(5, "reader") + subscribe(5, "w"))
+        wait_until(lambda: vm.eval("return broker:status().clients") == (1,))
+        ada.sendall(connect(5, "ada", flags=0x06, rest=will))
+        wait_until(lambda: vm.eval("return broker:status().clients") == (2,))
+        ada.close()
+        expected, got = publish(5, "w", b"dead", properties=kept), b""
+        while not got.endswith(expected):
+            part = reader.recv(1000)
+            assert part
+            got += part

@@ -14,6 +14,7 @@ from gevent import socket
 
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
+from smqrt.smq import data_path, port_broker
 from tests.apps.lua.mqtt_packets import PINGREQ, PINGRESP, connect, disconnect, packet, publish, split, subscribe, text
 from tests.support.waiting import let_others_run, wait_until
 
@@ -145,7 +146,7 @@ def test_every_cut_of_a_session(vm: Vm, wire: Dial) -> None:
         one.socket.close()
     assert other.is_alive()
     wait_until(lambda: clients(vm) == 1)
-    wait_until(lambda: vm.eval("return next(broker.sessions, next(broker.sessions))") == (None,))
+    wait_until(lambda: vm.eval("return broker:connections()") == (1,))
 
 
 def test_fuzzed_sessions(vm: Vm, wire: Dial) -> None:
@@ -230,7 +231,7 @@ def test_client_that_goes_while_a_callback_waits(vm: Vm) -> None:
     one.send(connect(4))
     let_others_run()
     one.reset()
-    wait_until(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
+    wait_until(lambda: vm.eval("return broker:connections()") == (0,))
     assert clients(vm) == 0
     vm.eval("broker:close()")
 
@@ -242,8 +243,81 @@ def test_a_client_with_killed_activities_is_removed(vm: Vm, wire: Dial, caplog: 
     vm.stop()
     assert ada.rest() == b""
     wait_until(lambda: clients(vm) == 0)
-    assert vm.eval("return next(broker.sessions)") == (None,)
+    assert vm.eval("return broker:connections()") == (0,)
     assert not caplog.records
+
+
+def test_a_silent_client_is_disconnected(vm: Vm, wire: Dial) -> None:
+    ada = wire()
+    ada.socket.settimeout(15)
+    ada.send(connect(5, "ada", keepalive=1))
+    assert [first for first, _ in split(ada.rest())] == [0x20, 0xE0]
+    wait_until(lambda: vm.eval("return reports[1]") == (b"mqtt 141",))
+
+
+def test_a_connection_without_connect_is_closed(vm: Vm, wire: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_broker, "CONNECT_S", 0.01)
+    assert wire().rest() == b""
+    wait_until(lambda: vm.eval("return reports[1]") == (b"mqtt 141",))
+
+
+def test_a_client_that_reads_nothing_is_disconnected(vm: Vm, wire: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_path.limits, "stalled_s", 0.05)
+    stalled, writer = wire(4096).join(name="s"), wire().join(name="w")
+    stalled.send(subscribe(4, "t"))
+    stalled.receive(5)
+    while vm.eval("return reports[1]") == (None,):
+        writer.send(publish(4, "t", bytes(60_000)))
+        gevent.sleep(0.01)
+    assert vm.eval("return reports[1]") == (b"sock timeout",)
+    assert writer.is_alive()
+
+
+def test_shutdown_sends_what_is_queued(vm: Vm, wire: Dial) -> None:
+    reader, writer = wire(4096).join(5, name="r"), wire().join(5, name="w")
+    reader.send(subscribe(5, "t"))
+    reader.receive(6)
+    message = publish(5, "t", bytes(60_000))
+    writer.send(message * 10 + PINGREQ)
+    assert writer.receive(2) == PINGRESP
+    vm.eval("broker:shutdown()")
+    assert [first for first, _ in split(reader.rest())] == [0x30] * 10 + [0xE0]
+
+
+def test_large_messages_are_permitted_one_by_one(vm: Vm) -> None:
+    vm.eval(
+        """
+        broker = require "mqttbroker".create(0, {
+          address = "127.0.0.1", onpublish = function(client, topic, payload) return #payload ~= 100000 end,
+        })
+        """
+    )
+    ada = Wire(int(vm.eval("return broker:status().port")[0])).join(5)
+    ada.send(subscribe(5, "t"))
+    ada.receive(6)
+    kept = publish(5, "t", bytes(100_001))
+    ada.send(publish(5, "t", bytes(100_000)) + kept + publish(5, "t", b"small"))
+    assert ada.receive(len(kept)) == kept
+    vm.eval("broker:close()")
+
+
+def test_socket_of_a_client(vm: Vm) -> None:
+    vm.eval(
+        """
+        broker = require "mqttbroker".create(0, {address = "127.0.0.1", onpublish = function(client)
+          seen = table.concat({client.address, client.sock:peername()}, " ", 1, 2) .. tostring(client.secure)
+          known = client.sock
+        end})
+        """
+    )
+    ada = Wire(int(vm.eval("return broker:status().port")[0])).join(4)
+    ada.send(publish(4, "t") + PINGREQ)
+    assert ada.receive(2) == PINGRESP
+    assert vm.eval("return seen") == (b"127.0.0.1 127.0.0.1false",)
+    ada.socket.close()
+    wait_until(lambda: vm.eval("return broker:connections()") == (0,))
+    assert vm.eval("return known:peername()") == (None, b"socketclosed")
+    vm.eval("broker:close()")
 
 
 def test_port_that_is_taken(vm: Vm, port: int) -> None:
@@ -302,7 +376,7 @@ def test_shutdown_notifies_clients_and_frees_the_port(vm: Vm, port: int, wire: D
     assert split(new.rest())[0][1][0] == 0x8B
     assert old.rest() == b""
     assert vm.eval("return broker:status().running, broker:shutdown()") == (False, False)
-    wait_until(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
+    wait_until(lambda: vm.eval("return broker:connections()") == (0,))
     vm.eval(f"broker = assert(require 'mqttbroker'.create({port}, {{address = '127.0.0.1'}}))")
 
 
@@ -318,14 +392,13 @@ def test_nothing_is_left_of_clients(vm: Vm, wire: Dial) -> None:
             one = Wire(int(vm.eval("return broker:status().port")[0])).join(5, f"c{number}")
             one.send(subscribe(5, f"t/{number}/#"))
             one.socket.close()
-        wait_until(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
+        wait_until(lambda: vm.eval("return broker:connections()") == (0,))
         vm.eval("collectgarbage() collectgarbage()")
 
     load()
     before = vm.memory_bytes()
     load()
     assert vm.memory_bytes() < before + 50_000
-    assert vm.eval("return next(broker.router.tree.root.children) == nil") == (True,)
 
 
 # ---- clients inside the process

@@ -1,112 +1,38 @@
-"""MQTT codec and logins of the broker that is written in Lua (lib/mqttbroker).
+"""Python half of `mqttbroker` (spec: smq §10).
 
-Splitting the stream into packets and parsing PUBLISH without properties are done in Lua, where they cost less than a
-call of Python per message.
+Lua refers to brokers, their clients and its local clients by integers. A client gets an integer at its first use in a
+callback.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
+from typing import Any
 
 from smqrt.apps.lua import bridge
-from smqrt.apps.lua.bridge import LuaResult, methods
+from smqrt.apps.lua.api.smq_hub import ask, mapped
+from smqrt.apps.lua.api.sockets import SocketBinding
+from smqrt.apps.lua.bridge import LuaValue, LuaValues, methods, utf8
+from smqrt.apps.lua.socket_handles import PeerHandle, StreamHandle
 from smqrt.apps.lua.vm import Services, Vm
-from smqrt.auth.identity import TOKEN, Action, Identity
-from smqrt.auth.service import (
-    IdentityService,
-    LoginFailure,
-    LoginRejected,
-    PresentedCredentials,
-    server_identity_service,
-)
-from smqrt.errors import ArgumentError, MqttError
-from smqrt.wire.mqtt.fields import NAMES, PacketType, cut_properties, pack_properties, unpack_properties
-from smqrt.wire.mqtt.packets import (
-    ConnackPacket,
-    ConnectPacket,
-    DisconnectPacket,
-    Packet,
-    SubscribeAnswer,
-    SubscribePacket,
-    UnsubscribePacket,
-    connect_version,
-    decode,
-    encode,
-)
-from smqrt.wire.mqtt.server import check_message_properties
-
-Refusal = tuple[None, int, bytes]
-"""None, the reason code and a message."""
+from smqrt.auth.service import server_identity_service
+from smqrt.broker.deferred import Deferred
+from smqrt.errors import StreamError
+from smqrt.smq.local_client import LocalClient, forwarded_properties
+from smqrt.smq.port_broker import Login, Permission, PortBroker, PortClient, PortOptions
+from smqrt.transport.tls import TlsTransport
+from smqrt.wire.mqtt.fields import NAMES, PacketType, Props, pack_properties, unpack_properties, varint
+from smqrt.wire.mqtt.packets import PublishPacket, WillMessage
 
 _FORWARDED = frozenset(
     ("payloadformatindicator", "messageexpiryinterval", "contenttype", "responsetopic", "correlationdata")
 )
+_NO_USERS = b"auth: the server has no users; set auth.users to a file with users"
 
 
-def _refusal(error: MqttError) -> Refusal:
-    return None, int(error.code), str(error).encode()
-
-
-def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
-    """Return the fields of a client's packet other than PUBLISH as a packed table.
-
-    Args:
-        first: the first byte of the packet.
-        body: the packet after the fixed header.
-        version: the protocol version of the connection.
-    """
-    try:
-        return bridge.dump(_table(decode(first, body, version, True)))
-    except MqttError as error:
-        return _refusal(error)
-
-
-def _table(packet: Packet) -> dict[str, object]:
-    if isinstance(packet, ConnectPacket):
-        will = None
-        if packet.will is not None:
-            check_message_properties(packet.will.properties)
-            block = packet.will.property_bytes
-            will = {
-                "topic": packet.will.topic,
-                "payload": packet.will.payload,
-                "qos": packet.will.qos,
-                "retain": packet.will.retain,
-                "properties": packet.will.properties,
-                # The delay is for the broker; the other properties are forwarded with the message.
-                "forwarded": cut_properties(block, "willdelayinterval") if block else b"",
-            }
-        return {
-            "version": packet.version,
-            "clean": packet.clean_start,
-            "keepalive_s": packet.keepalive_s,
-            "properties": packet.properties,
-            "id": packet.client_identifier,
-            "will": will,
-            "username": packet.username,
-            "password": packet.password,
-        }
-    if isinstance(packet, SubscribePacket):
-        return {
-            "id": packet.packet_identifier,
-            "filters": [one.topic for one in packet.subscriptions],
-            "options": [one.options for one in packet.subscriptions],
-            "subscription": packet.properties.get("subscriptionidentifier"),
-        }
-    if isinstance(packet, UnsubscribePacket):
-        return {"id": packet.packet_identifier, "filters": packet.topics}
-    return {"code": packet.code, "properties": packet.properties} if isinstance(packet, DisconnectPacket) else {}
-
-
-def has_alias(properties: bytes) -> bool | Refusal:
-    """Check the properties of a PUBLISH packet, without their length field; return whether one is a topic alias."""
-    try:
-        found = unpack_properties(properties, 0, len(properties), PacketType.PUBLISH)
-        check_message_properties(found)
-    except MqttError as error:
-        return _refusal(error)
-    return "topicalias" in found
+def fault_of_server() -> bytes | None:
+    """Return the message if the server has no identity service; None if it has one."""
+    return None if server_identity_service() is not None else _NO_USERS
 
 
 def message_table(forwarded: bytes) -> bytes:
@@ -123,119 +49,245 @@ def pack_message(values: bytes) -> bytes:
 
     Properties that MQTT defines for other packets are omitted. Unknown names become user properties.
     """
-    given = _named(values)
+    table = bridge.load(values)
+    given = {key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key): table[key] for key in table}
     found = {name: given.pop(name, None) for name in NAMES}
     kept = {name: value for name, value in found.items() if name in _FORWARDED and value is not None}
     return pack_properties(kept | given, PacketType.PUBLISH)
 
 
-def _named(values: bytes) -> dict[str, object]:
-    table = bridge.load(values)
-    return {key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key): table[key] for key in table}
+class LuaPortBroker:
+    """A broker with its Lua callbacks, see `PortEvents`.
+
+    Args:
+        vm: the runtime.
+        number: its integer.
+        table: assigns integers to clients.
+        callbacks: references of the Lua functions `report`, `left`, `authenticate`, `permit` and `permit_all`; 0 for
+            none.
+        options: its options.
+    """
+
+    def __init__(self, vm: Vm, number: int, table: PortBinding, callbacks: LuaValues, options: PortOptions) -> None:
+        self._vm, self._number, self._table = vm, number, table
+        self._report, self._left, self._authenticate, self._permit, self._permit_all = callbacks
+        self.authenticate: Login | None = self._ask_login if self._authenticate else None
+        self.permit: Permission | None = self._ask_permission if self._permit else None
+        self.broker = PortBroker(options, self)
+
+    def _ask(self, ref: LuaValue, name: str, default: LuaValues, *arguments: LuaValue) -> Any:
+        assert isinstance(ref, int)
+        return mapped(ask(self._vm, ref, f"mqttbroker.{name}", default, self._number, *arguments), _first)
+
+    def _ask_login(self, client: PortClient, username: str | None, password: bytes | None) -> Any:
+        name = None if username is None else utf8(username)
+        return self._ask(self._authenticate, "auth", (), self._table.handle(client), name, password)
+
+    def _ask_permission(self, client: PortClient, topic: bytes, retain: bool, payload: bytes) -> Any:
+        return self._ask(self._permit, "onpublish", (), self._table.handle(client), topic, retain, payload)
+
+    def permit_all(self, client: PortClient, topic: bytes, retain: bool, batch: bytes) -> bytes | Deferred[Any]:
+        """See `PortEvents`."""
+        answer = self._ask(self._permit_all, "onpublish", (b"",), self._table.handle(client), topic, retain, batch)
+        found: bytes | Deferred[Any] = mapped(answer, lambda value: batch if value is True else value)
+        return found
+
+    def report(self, client: PortClient | None, kind: str, status: int | str, text: str = "") -> None:
+        """See `PortEvents`."""
+        number = None if client is None else self._table.handle(client)
+        word = status if isinstance(status, int) else status.encode()
+        self._ask(self._report, "onerror", (), number, kind.encode(), word, utf8(text) if text else None)
+
+    def left(self, client: PortClient) -> None:
+        """See `PortEvents`."""
+        if client.extra is not None:
+            self._table.drop(client)
+            assert isinstance(self._left, int)
+            self._vm.start(self._left, self._number, client.extra)
 
 
-def connack(version: int, code: int, values: bytes) -> bytes:
-    """Return a CONNACK without a session, with the properties in the order of their identifiers."""
-    found = _named(values)
-    return encode(ConnackPacket(False, code, {name: found[name] for name in NAMES if name in found}), version)
+def _first(values: LuaValues) -> LuaValue:
+    return values[0] if values else None
 
 
-def suback(version: int, number: int, codes: bytes) -> bytes:
-    """Return a SUBACK for the packet `number`."""
-    return encode(SubscribeAnswer(PacketType.SUBACK, number, codes), version)
+class LuaLocalClient:
+    """Events of a local client for Lua, see `LocalEvents`.
+
+    Args:
+        vm: the runtime.
+        ref: reference of the Lua function `event(number, kind, ...)`.
+        number: its integer.
+        broker: its broker.
+    """
+
+    def __init__(self, vm: Vm, ref: int, number: int, broker: PortBroker) -> None:
+        self._vm, self._ref, self._number = vm, ref, number
+        self.client = LocalClient(broker, self)
+
+    def _event(self, *values: LuaValue) -> None:
+        ask(self._vm, self._ref, "mqttbroker", (), self._number, *values)
+
+    def on_connected(self, properties: Props) -> None:
+        """See `LocalEvents`."""
+        self._event(b"connect", bridge.dump(dict(properties)))
+
+    def on_answer(self, number: int, code: int) -> None:
+        """See `LocalEvents`."""
+        self._event(b"answer", number, code)
+
+    def on_message(self, message: PublishPacket) -> None:
+        """See `LocalEvents`."""
+        identifiers: Any = message.properties.get("subscriptionidentifier", ())
+        numbers = identifiers if isinstance(identifiers, list | tuple) else (identifiers,)
+        properties = forwarded_properties(message)
+        values = utf8(message.topic), message.payload, message.retain, message_table(properties) if properties else None
+        self._event(b"message", *values, *numbers)
+
+    def on_disconnected(self, code: int) -> None:
+        """See `LocalEvents`."""
+        self._event(b"disconnect", code)
 
 
-def unsuback(version: int, number: int, codes: bytes) -> bytes:
-    """Return an UNSUBACK for the packet `number`."""
-    return encode(SubscribeAnswer(PacketType.UNSUBACK, number, codes), version)
+class PortBinding:
+    """Lua's brokers, their clients and its local clients by integer.
 
+    Args:
+        vm: the runtime.
+        sockets: the sockets of Lua.
 
-def disconnect(code: int, text: bytes | None) -> bytes:
-    """Return a DISCONNECT for MQTT 5."""
-    return encode(DisconnectPacket(code, {"reasonstring": text} if text is not None else {}), 5)
+    Attributes:
+        brokers: the brokers by their integers.
+    """
 
-
-class MqttIdentities:
-    """Clients that the server's identity service has authenticated, by number."""
-
-    def __init__(self) -> None:
+    def __init__(self, vm: Vm, sockets: SocketBinding) -> None:
+        self._vm, self._sockets = vm, sockets
         self._numbers = itertools.count(1)
-        self._known: dict[int, Identity] = {}
-        self._observed: IdentityService | None = None  # whose changes increment the generation
-        self._generation = 0
+        self.brokers: dict[int, PortBroker] = {}
+        self._clients: dict[int, PortClient] = {}
+        self._locals: dict[int, LocalClient] = {}
 
-    def fault_of_server(self) -> bytes | None:
-        """Return the message if the server has no identity service; None if it has one."""
-        return None if server_identity_service() is not None else _NO_USERS.encode()
+    # ---- brokers
 
-    def _service(self) -> IdentityService:
-        service = server_identity_service()
-        if service is None:
-            raise ArgumentError(_NO_USERS)
-        if service is not self._observed:
-            self._observed = service
-            service.changed.append(self._changed)
-            service.expiring.append(self._end_expired)
-        return service
-
-    def _changed(self) -> None:
-        self._generation += 1
-
-    def _end_expired(self) -> None:
-        now_s = time.time()
-        if any(one.expires_s is not None and one.expires_s <= now_s for one in self._known.values()):
-            self._changed()
-
-    def login(self, client_id: bytes, name: bytes | None, password: bytes | None, address: bytes) -> LuaResult:
-        """Authenticate a client and return its number; blocks.
-
-        After a rejection, returns nil, whether the client may try again later, and the message.
-        """
-        # A token may be the password of any user name: MQTT clients have no other field for it.
-        token = password if password is not None and TOKEN.match(password) else None
-        user = None if name is None or token is not None else name.decode("utf-8", "replace")
-        shown = PresentedCredentials(address.decode("ascii", "replace"), client_id, user, password, token)
-        try:
-            identity = self._service().login(shown)
-        except LoginRejected as rejected:
-            return None, rejected.reason in (LoginFailure.BUSY, LoginFailure.THROTTLED), str(rejected).encode()
+    def new(
+        self, packet_bytes: int, max_clients: int, wildcards: bool, has_identities: bool, *callbacks: LuaValue
+    ) -> int:
+        """Create a broker and return its integer; see `PortOptions` and `LuaPortBroker`."""
         number = next(self._numbers)
-        self._known[number] = identity
+        identities = server_identity_service() if has_identities else None
+        options = PortOptions(packet_bytes, max_clients, wildcards, identities)
+        self.brokers[number] = LuaPortBroker(self._vm, number, self, callbacks, options).broker
         return number
 
-    def user(self, number: int) -> bytes:
-        return self._known[number].user.encode("utf-8", "surrogateescape")
+    def serve(self, number: int, socket: int) -> None:
+        """Serve a connection that Lua has accepted; its socket in Lua ends."""
+        handle = self._sockets.handle(socket)
+        assert isinstance(handle, StreamHandle)
+        self._sockets.drop(socket)
+        try:
+            address = handle.peername()
+            transport, data = handle.stream.release()
+        except StreamError:  # the client has closed it
+            handle.close()
+            return
+        self.brokers[number].serve(transport, data, address, type(transport) is TlsTransport)
 
-    def same(self, number: int, other: int) -> bool:
-        """Return whether two clients have the same user."""
-        return self._known[number].user == self._known[other].user
+    def stop(self, number: int) -> None:
+        """Shut a broker down, see `PortBroker.stop`."""
+        self.brokers[number].stop()
 
-    def may_publish(self, number: int, topic: bytes) -> bool:
-        return self._known[number].may(topic, Action.WRITE)
+    def close(self, number: int) -> None:
+        """Close a broker at once."""
+        self.brokers[number].close()
 
-    def may_subscribe(self, number: int, topic_filter: bytes) -> bool:
-        return self._known[number].may_filter(topic_filter, Action.READ)
+    def release(self, number: int) -> None:
+        """Close and forget a broker whose Lua object was collected."""
+        self.brokers.pop(number).close()
 
-    def fault(self, number: int) -> bytes | None:
-        """Return the reason why a client must be disconnected; None if it may stay connected."""
-        fault = self._service().revalidate(self._known[number])
-        return None if fault is None else fault.encode()
+    def counts(self, number: int) -> LuaValues:
+        """Return the numbers of clients, dropped messages, rejected connections, and connections."""
+        broker = self.brokers[number]
+        return len(broker.sessions), broker.dropped, broker.rejected, len(broker.connections)
 
-    def leave(self, number: int) -> None:
-        self._known.pop(number, None)
+    # ---- clients
 
-    def generation(self) -> int:
-        """Return a number that changes with the users and rules."""
-        return self._generation
+    def handle(self, client: PortClient) -> int:
+        """Return the integer of a client; assign one at its first use."""
+        if client.extra is None:
+            client.extra = next(self._numbers)
+            self._clients[client.extra] = client
+        number: int = client.extra
+        return number
+
+    def drop(self, client: PortClient) -> None:
+        """Forget a client that has disconnected."""
+        self._clients.pop(client.extra, None)
+
+    def describe(self, number: int) -> LuaValues | None:
+        """Return address, port, whether it is secure, version, identifier, user name and user of a client."""
+        client = self._clients.get(number)
+        if client is None:
+            return None
+        name, identity = client.username, client.identity
+        user = utf8(identity.user) if identity is not None and identity.user else None
+        host, port = client.address[:2]
+        client_id = utf8(client.client_id) if client.version else None
+        username = None if name is None else utf8(name)
+        return utf8(host), port, client.is_secure, client.version or None, client_id, username, user
+
+    def socket(self, number: int) -> int | None:
+        """Return the number of the socket of a client; None after it has disconnected."""
+        client = self._clients.get(number)
+        return None if client is None else self._sockets.add(PeerHandle(client))
+
+    # ---- local clients
+
+    def join(self, number: int, event: int, client_id: bytes) -> int:
+        """Connect a local client and return its integer; an empty identifier lets the broker choose one."""
+        own = next(self._numbers)
+        client = LuaLocalClient(self._vm, event, own, self.brokers[number]).client
+        self._locals[own] = client
+        client.connect(client_id.decode("utf-8", "replace"))
+        return own
+
+    def leave(self, number: int, with_will: bool) -> None:
+        """Disconnect a local client."""
+        client = self._locals.pop(number, None)
+        if client is not None:
+            client.leave(with_will)
+
+    def publish(self, number: int, topic: bytes, payload: bytes, retain: bool, properties: bytes) -> None:
+        """See `LocalClient.send`."""
+        self._locals[number].send(topic, payload, retain, properties)
+
+    def request(
+        self, number: int, packet: int, topic_filter: bytes, options: int | None = None, identifier: int = 0
+    ) -> None:
+        """See `LocalClient.request`."""
+        self._locals[number].request(packet, topic_filter, options, identifier)
+
+    def set_will(
+        self,
+        number: int,
+        topic: bytes | None = None,
+        payload: bytes = b"",
+        retain: bool = False,
+        properties: bytes = b"",
+    ) -> None:
+        """See `LocalClient.set_will`; without a topic there is no will."""
+        will = None
+        if topic is not None:
+            block = varint(len(properties)) + properties if properties else b""
+            found = unpack_properties(properties, 0, len(properties), PacketType.WILL)
+            will = WillMessage(topic.decode("utf-8", "replace"), payload, 0, retain, found, block)
+        self._locals[number].set_will(will)
 
 
-_NO_USERS = "auth: the server has no users; set auth.users to a file with users"
-_DIRECT = "fault_of_server user same may_publish may_subscribe fault leave generation"
+_DIRECT = "new serve stop close release counts describe socket join leave publish request set_will"
 
 
-def install(vm: Vm, _services: Services) -> None:
-    """Install the codec and the identity service."""
-    identities = MqttIdentities()
-    vm.namespace("mqttbroker.identity", methods(identities, _DIRECT), methods(identities, "login"))
-    functions = (decode_packet, has_alias, message_table, pack_message, connack, suback, unsuback, disconnect)
-    vm.namespace("mqttbroker.codec", {fn.__name__: fn for fn in functions} | {"connect_version": connect_version})
+def install(vm: Vm, services: Services) -> None:
+    """Install the Python half of `mqttbroker`."""
+    services.mqtt_brokers = PortBinding(vm, services.sockets)
+    functions = methods(services.mqtt_brokers, _DIRECT)
+    functions |= {fn.__name__: fn for fn in (fault_of_server, message_table, pack_message)}
+    vm.namespace("mqttbroker.python", functions)

@@ -92,7 +92,7 @@ def _log_error(name: str, error: object) -> None:
         log.error("error in %s%s: %s", name, others, error)
 
 
-def _mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
+def mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
     """Return `function(answer)`, or a `Deferred` of it if the answer is a `Deferred`."""
     if not isinstance(answer, Deferred):
         return function(answer)
@@ -263,23 +263,23 @@ class LuaBroker:
                 self._clients.forget(session)
             return answer
 
-        return _mapped(self._ask("authenticate", _DENIED, credentials, self._clients.handle(session)), verdict)
+        return mapped(self._ask("authenticate", _DENIED, credentials, self._clients.handle(session)), verdict)
 
     def _mqttauth(self, method: str, data: bytes, session: BrokerClient) -> Any:
         def step(values: LuaValues | None) -> AuthStep:
             return auth_step(*values) if values else AuthStep(Reason.NOT_AUTHORIZED)  # none: after an error
 
         answer = self._ask("mqttauth", (), bridge.utf8(method), data, self._clients.handle(session))
-        return _mapped(answer, step)
+        return mapped(answer, step)
 
     def _permittop(self, topic: bytes, issub: bool, session: BrokerClient) -> Any:
-        return _mapped(self._ask("permittop", (), topic, issub, self._clients.handle(session)), any)
+        return mapped(self._ask("permittop", (), topic, issub, self._clients.handle(session)), any)
 
     def _permitfilter(self, topic_filter: bytes, session: BrokerClient) -> Any:
-        return _mapped(self._ask("permitfilter", (), topic_filter, self._clients.handle(session)), any)
+        return mapped(self._ask("permitfilter", (), topic_filter, self._clients.handle(session)), any)
 
     def _permitsubtop(self, subtopic: bytes, session: BrokerClient) -> Any:
-        return _mapped(self._ask("permitsubtop", (), subtopic, self._clients.handle(session)), any)
+        return mapped(self._ask("permitsubtop", (), subtopic, self._clients.handle(session)), any)
 
     def _onconnect(self, session: BrokerClient) -> None:
         self._ask("onconnect", (), session.etid, self._clients.handle(session))
@@ -295,7 +295,7 @@ class LuaBroker:
 
     def _onpublish(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> Any:
         answer = self._ask("onpublish", (b"",), batch, tid, ptid, self._clients.handle(session))
-        return _mapped(answer, lambda values: batch if values[0] is True else values[0])
+        return mapped(answer, lambda values: batch if values[0] is True else values[0])
 
     def _ondrop(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
         self._ask("ondrop", (), batch, tid, ptid, self._clients.handle(session))

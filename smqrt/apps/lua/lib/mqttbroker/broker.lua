@@ -1,19 +1,21 @@
--- A running broker: its listeners, its sessions, and the calls into the application.
+-- A running broker: its listeners, and the calls into the application. Python serves the network clients.
 
 local client = require "mqttbroker.client"
-local identity = require "mqttbroker.identity"
 local listener = require "mqttbroker.listener"
-local refusal = require "mqttbroker.refusal"
-local router = require "mqttbroker.router"
-local session = require "mqttbroker.session"
+local python = require "mqttbroker.python"
 
-local clock, pcall = ba.clock, pcall
+local py, ref = python.py, python.ref
+local cpu_clock, pcall, rawset, setmetatable, sub, unpack = os.clock, pcall, rawset, setmetatable, string.sub, string.unpack
 
-local CHECK_MS <const> = 250 -- interval of `check_all`, and so the precision of deadlines
-local YIELD_MS <const> = 1   -- in which other activities run
+local SHUTTING_DOWN <const> = 0x8B
+local HEADER_BYTES <const> = 15    -- of a Publish frame of SMQ
+local FRAMES_PER_CLOCK <const> = 8 -- frames that are handled between two reads of the clock
+local TIME_SLICE_S <const> = 0.004 -- of CPU time, before other activities run
 
 local Broker = {}
 Broker.__index = Broker
+
+local brokers = setmetatable({}, {__mode = "v"}) -- number in Python -> broker
 
 -- ---- calls into the application
 
@@ -33,88 +35,97 @@ function Broker:call(about, name, callback, ...)
   return ok, result
 end
 
--- ---- properties that clients receive
+-- ---- network clients, which Python identifies by numbers
 
---- An identifier for a client without one.
-function Broker.random_identifier()
-  return "auto-" .. ba.rndbs(8):gsub(".", function(c) return ("%02x"):format(c:byte()) end)
+local number_of = setmetatable({}, {__mode = "k"}) -- client table -> number
+
+local client_meta = {
+  __index = function(self, key)
+    if key ~= "sock" then return nil end
+    local socket = python.socket(number_of[self])
+    rawset(self, "sock", socket)
+    return socket
+  end,
+}
+
+-- The table that callbacks get for a client, the same one while it is connected; nil without a client.
+local function client_of(self, number)
+  if not number then return nil end
+  local known = self.clients[number]
+  if not known then
+    known = setmetatable({}, client_meta)
+    self.clients[number], number_of[known] = known, number
+  end
+  if not known.version or not known.user then
+    known.address, known.port, known.secure, known.version, known.clientidentifier, known.username, known.user = py.describe(number)
+  end
+  return known
 end
 
---- The properties of a CONNACK that are the same for all clients.
-function Broker:capabilities()
-  return {
-    maximumpacketsize = self.settings.max_packet_bytes,
-    maximumqos = 0,
-    retainavailable = 0,
-    sharedsubscriptionavailable = 0,
-    wildcardsubscriptionavailable = not self.settings.allow_wildcards and 0 or nil,
-  }
+-- The functions that Python calls, with the numbers of a broker and a client.
+local calls = {}
+
+calls.report = ref(function(broker, number, etype, status, text)
+  local self = brokers[broker]
+  if self then self:report(client_of(self, number), etype, status, text) end
+end)
+
+calls.left = ref(function(broker, number)
+  local self = brokers[broker]
+  local known = self and self.clients[number]
+  if not known then return end
+  self.clients[number] = nil
+  local socket = rawget(known, "sock")
+  if socket then python.forget(socket) end
+end)
+
+-- Returns nil when `auth` has failed.
+calls.auth = ref(function(broker, number, username, password)
+  local self = brokers[broker]
+  if not self then return end -- the application has dropped it
+  local known = client_of(self, number)
+  local ok, accepted = self:call(known, "auth", self.settings.auth, known, username, password)
+  if ok then return accepted and true or false end
+end)
+
+local function is_permitted(self, known, topic, payload, retain)
+  local onpublish = self.settings.onpublish
+  local ok, allowed = self:call(known, "onpublish", onpublish, known, topic, payload, retain)
+  return ok and allowed ~= false
 end
 
--- ---- network clients
+calls.permit = ref(function(broker, number, topic, retain, payload)
+  local self = brokers[broker]
+  return self and is_permitted(self, client_of(self, number), topic, payload, retain)
+end)
 
-local function describe(sock, secure)
-  local address, port = sock:peername()
-  return {sock = sock, address = address, port = port, secure = secure}
-end
-
-local function read_all(client_session, sock)
-  while true do
-    local data, word = sock:read()
-    if not data then return client_session:ended(word) end
-    local has_more = client_session:receive(data)
-    while has_more do
-      listener.pause(sock, YIELD_MS)
-      has_more = client_session:process()
+-- Returns true when all messages of a batch of Publish frames are permitted, otherwise the frames of those that are.
+calls.permit_all = ref(function(broker, number, topic, retain, batch)
+  local self = brokers[broker]
+  if not self then return "" end
+  local known, permitted, bytes = client_of(self, number), {}, 0
+  local at, size, count, until_s = 1, #batch, 0, cpu_clock() + TIME_SLICE_S
+  while at <= size do
+    count = count + 1
+    if count % FRAMES_PER_CLOCK == 0 and cpu_clock() >= until_s then
+      python.pause()
+      until_s = cpu_clock() + TIME_SLICE_S
     end
+    local last = at + unpack(">I2", batch, at) - 1
+    if is_permitted(self, known, topic, sub(batch, at + HEADER_BYTES, last), retain) then
+      permitted[#permitted + 1], bytes = sub(batch, at, last), bytes + last - at + 1
+    end
+    at = last + 1
   end
-end
-
-local Entry = {__close = function(entry) -- also when the reading cosocket is killed
-  entry.broker.session_count = entry.broker.session_count - 1
-  entry.broker.sessions[entry.session] = nil
-  entry.session:ended("socketclosed")
-end}
-
-local function serve(self, sock, secure)
-  if not self.running then return end
-  if self.session_count >= self.settings.max_clients then
-    self.totals.refused = self.totals.refused + 1
-    self:report(nil, "mqtt", refusal.QUOTA, "limit reached: maxClients (" .. self.settings.max_clients .. "); the connection is closed")
-    return sock:close()
-  end
-  sock:setoption("tcp-nodelay", true)
-  sock:setoption("keepalive", true)
-  local box = listener.outbox(sock, self.totals)
-  local client_session = session.new(self, box, describe(sock, secure))
-  local entry <close> = setmetatable({broker = self, session = client_session}, Entry)
-  self.sessions[client_session], self.session_count = sock, self.session_count + 1
-  read_all(client_session, sock)
-end
-
--- The keys of a set, as a list: the set may change during the iteration.
-local function snapshot(set)
-  local list = {}
-  for key in pairs(set) do list[#list + 1] = key end
-  return list
-end
-
-local function check_all(self)
-  local now_ms = clock()
-  for _, client_session in ipairs(snapshot(self.sessions)) do
-    local sock = self.sessions[client_session]
-    if sock and client_session:check(now_ms) then sock:close() end
-  end
-  if self.settings.auth == true then identity.recheck(self) end
-  return self.running or next(self.sessions) ~= nil
-end
+  return bytes == size or table.concat(permitted)
+end)
 
 -- ---- start and shutdown
 
 local function open(self, entry)
-  local function accepted(sock) return serve(self, sock, entry.shark ~= nil) end
   local function report(word) self:report(nil, "sock", word) end
-  return listener.open(self.settings.address, entry.port, entry.shark, accepted, report)
+  local function ended() if self.running then self:close() end end
+  return listener.open(self.settings.address, entry.port, entry.shark, self.number, report, ended)
 end
 
 local function listen(self)
@@ -133,29 +144,32 @@ local function stop_listening(self)
   self.sockets = {}
 end
 
---- A broker without listeners. settings: see options.lua.
 local function make(settings)
-  return setmetatable({
-    settings = settings, router = router.new(settings.allow_wildcards), totals = {dropped = 0, refused = 0},
-    sessions = {}, session_count = 0, locals = {}, sockets = {}, ports = {}, running = true,
+  local auth, onpublish = settings.auth, settings.onpublish
+  local number = py.new(
+    settings.max_packet_bytes, settings.max_clients, settings.allow_wildcards, auth == true, calls.report, calls.left,
+    type(auth) == "function" and calls.auth or 0, onpublish and calls.permit or 0, onpublish and calls.permit_all or 0
+  )
+  local self = setmetatable({
+    settings = settings, number = number, totals = {dropped = 0}, clients = {}, locals = {}, sockets = {}, ports = {}, running = true,
   }, Broker)
-end
-
---- Start a broker. Returns it, or nil and the error of the socket.
-local function start(settings)
-  local self = make(settings)
-  local ok, fault = listen(self)
-  if not ok then
-    stop_listening(self)
-    return nil, fault
-  end
-  self.timer = ba.timer(function() return check_all(self) end)
-  self.timer:set(CHECK_MS, true)
+  brokers[number] = self
   return self
 end
 
+--- Start a broker. settings: see options.lua. Returns it, or nil and the error of the socket.
+local function start(settings)
+  local self = make(settings)
+  local ok, fault = listen(self)
+  if ok then return self end
+  self:close()
+  return nil, fault
+end
+
 local function stop_locals(self)
-  for _, local_client in ipairs(snapshot(self.locals)) do local_client:stop(refusal.SHUTTING_DOWN) end
+  local list = {} -- the set changes during the iteration
+  for local_client in pairs(self.locals) do list[#list + 1] = local_client end
+  for _, local_client in ipairs(list) do local_client:stop(SHUTTING_DOWN) end
 end
 
 --- Shut down gracefully: MQTT 5 clients get a reason, and queued packets are written. Returns false when it was not running.
@@ -163,8 +177,8 @@ function Broker:shutdown()
   if not self.running then return false end
   self.running = false
   stop_listening(self)
-  for _, client_session in ipairs(snapshot(self.sessions)) do client_session:stop(refusal.SHUTTING_DOWN, "the broker is shutting down") end
   stop_locals(self)
+  py.stop(self.number)
   return true
 end
 
@@ -173,10 +187,15 @@ function Broker:close()
   local was_running = self.running
   self.running = false
   stop_listening(self)
-  for _, sock in pairs(self.sessions) do sock:close() end
   stop_locals(self)
+  py.close(self.number)
   return was_running
 end
+
+Broker.__gc = function(self) py.release(self.number) end
+
+--- The number of connections, including those of clients that are not accepted yet.
+function Broker:connections() return (select(4, py.counts(self.number))) end
 
 -- {port, address, secure} of each open listener.
 local function listeners(self)
@@ -189,15 +208,16 @@ local function listeners(self)
 end
 
 function Broker:status()
+  local clients, dropped, refused = py.counts(self.number)
   return {
     running = self.running,
-    clients = self.router.count,
+    clients = clients,
     port = self.ports[1],
     ports = {table.unpack(self.ports)},
     listeners = listeners(self),
     maxPacketSize = self.settings.max_packet_bytes,
-    dropped = self.totals.dropped,
-    refused = self.totals.refused,
+    dropped = dropped + self.totals.dropped,
+    refused = refused,
   }
 end
 
@@ -209,4 +229,4 @@ function Broker:createClient(onstatus, onpub, options)
   return local_client
 end
 
-return {make = make, start = start}
+return {start = start}
