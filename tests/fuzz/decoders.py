@@ -20,9 +20,10 @@ from smqrt.http.resources import IoError
 from smqrt.http.tree import normalize
 from smqrt.journal import arrow, recovery
 from smqrt.journal.record import Row
+from smqrt.settings.limits import MqttSettings
 from smqrt.wire import kernels, nats, smq, url, websocket
-from smqrt.wire.mqtt import client, packets, server
-from smqrt.wire.mqtt.endpoint import MqttSession
+from smqrt.wire.mqtt import client, packets
+from tests.broker.mqtt.memory_devices import DeviceHub
 
 MAX_MESSAGE_BYTES = 1000
 MAX_PIECES = 64
@@ -234,20 +235,18 @@ def _ordered(packet: packets.Packet) -> packets.Packet:
 
 
 def mqtt_server(data: bytes) -> None:
-    """A client's bytes at the server's side."""
-    endpoint = server.MqttServerEndpoint(_Nobody(), MAX_MESSAGE_BYTES)  # type: ignore[arg-type]
-    endpoint._server_events.on_connect = lambda _: endpoint.accept(MqttSession(), False)  # type: ignore[method-assign]
-    _conversation(endpoint, data)
+    """A client's bytes at a hub."""
+    device = DeviceHub(limits=MqttSettings(packet_bytes=MAX_MESSAGE_BYTES)).device()
+    for piece in _pieces(data):
+        device.feed(piece)
+        device.take()
+    device.lost()
 
 
 def mqtt_client(data: bytes) -> None:
     """A server's bytes at the client's side."""
     endpoint = client.MqttClientEndpoint(NOBODY, 4 + (len(data) & 1), "id", limit_bytes=MAX_MESSAGE_BYTES)  # type: ignore[arg-type]
     endpoint.connect(True, 60, {})
-    _conversation(endpoint, data)
-
-
-def _conversation(endpoint: server.MqttServerEndpoint | client.MqttClientEndpoint, data: bytes) -> None:
     for now_s, piece in enumerate(_pieces(data)):
         endpoint.feed(piece, float(now_s))
         try:

@@ -16,7 +16,7 @@ from smqrt.broker.mqtt.device import NEVER_S, Will
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
-from smqrt.broker.mqtt.session import check_characters, is_reserved
+from smqrt.broker.mqtt.session import check_characters, check_message_properties, is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
 from smqrt.broker.mqtt.trace import TracedOutbox, trace_decoded, trace_packet
 from smqrt.broker.outbox import Outbox, run_at_once
@@ -38,9 +38,10 @@ from smqrt.wire.mqtt.packets import (
     decode_ping,
     encode,
 )
-from smqrt.wire.mqtt.server import KEEPALIVE_FACTOR, check_message_properties
 from smqrt.wire.smq import ConnackCode
 
+KEEPALIVE_FACTOR = 1.5
+"""A connection is closed after 1.5 times the keep-alive without a packet [MQTT-3.1.2-22]."""
 UID_PREFIX = b"mqtt:"
 """MQTT client ids have a name space of their own beside the uids of SMQ clients."""
 MAX_UID_BYTES = 200

@@ -12,7 +12,7 @@ from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.features import ALL_FEATURES
 from smqrt.broker.mqtt.ledger import MAX_HELD, MAX_TOTAL_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
-from smqrt.broker.mqtt.session import MqttSession, check_characters, is_reserved
+from smqrt.broker.mqtt.session import MqttSession, check_characters, check_message_properties, is_reserved
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
@@ -27,7 +27,6 @@ from smqrt.wire.mqtt.packets import (
     encode_acknowledgement,
     encode_acknowledgements,
 )
-from smqrt.wire.mqtt.server import check_message_properties
 
 MAX_PERMITTED = 1024
 """Topic names whose permission is remembered."""

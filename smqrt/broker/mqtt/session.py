@@ -16,6 +16,7 @@ from smqrt.wire.mqtt.fields import (
     Reason,
     count_user_properties,
     has_discouraged_characters,
+    is_topic_name,
     user_properties_in,
 )
 
@@ -125,6 +126,19 @@ def check_characters(*texts: str) -> None:
     for text in texts:
         if has_discouraged_characters(text):
             raise MqttError(Reason.MALFORMED_PACKET, f"the text {ascii(text[:64])} has a control character")
+
+
+def check_message_properties(properties: Props) -> None:
+    """Check the properties of a message or a will from a client; `decode` has checked their format.
+
+    Raises:
+        MqttError: a subscription identifier [MQTT-3.3.4-6], or an invalid response topic [MQTT-3.3.2-14].
+    """
+    if "subscriptionidentifier" in properties:
+        raise MqttError(Reason.PROTOCOL_ERROR, "a message of a client with a subscription identifier")
+    topic = properties.get("responsetopic")
+    if topic is not None and not is_topic_name(str(topic)):
+        raise MqttError(Reason.PROTOCOL_ERROR, "the response topic has a wildcard, or is empty")
 
 
 def is_reserved(name: bytes) -> bool:

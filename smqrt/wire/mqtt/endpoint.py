@@ -1,10 +1,9 @@
 """Protocol state of an MQTT connection and of its session, without I/O.
 
 `feed` adds received bytes, `next` handles one packet, `take` returns the bytes to send. An object receives the events
-(`EndpointEvents`). The caller passes the time.
-`MqttClientEndpoint` and `MqttServerEndpoint` add the parts
-of one side. MqttError means that the peer violated the protocol or is silent; `fail` sends the reason if the version
-has reasons.
+(`EndpointEvents`). The caller passes the time. `MqttClientEndpoint` adds the parts of a client; servers have sessions
+of their own (`smqrt.broker.mqtt`). MqttError means that the peer violated the protocol or is silent; `fail` sends the
+reason if the version has reasons.
 """
 
 from __future__ import annotations

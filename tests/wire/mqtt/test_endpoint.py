@@ -1,4 +1,4 @@
-"""Both sides of a connection by themselves: limits, aliases, signs of life, and what a reconnect leaves of them."""
+"""A client by itself: limits, aliases, signs of life, and what a reconnect leaves of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.endpoint import MAX_WAITING_BYTES, ConnectionState, MqttSession, OutgoingMessage
+from smqrt.wire.mqtt.endpoint import MAX_WAITING_BYTES, ConnectionState, OutgoingMessage
 from smqrt.wire.mqtt.fields import MAX_PROPERTIES, PacketType, Reason
 from smqrt.wire.mqtt.packets import (
     PINGREQ,
@@ -21,14 +21,11 @@ from smqrt.wire.mqtt.packets import (
     PacketSplitter,
     PublishPacket,
     SubscribeAnswer,
-    SubscribePacket,
     Subscription,
-    UnsubscribePacket,
     WillMessage,
     decode,
     encode,
 )
-from smqrt.wire.mqtt.server import MqttServerEndpoint
 
 
 class Events:
@@ -299,71 +296,6 @@ def test_a_refusal_with_session_flag_is_reported(version: int) -> None:
     assert not client.is_open
 
 
-# ---- servers
-
-
-class ServerEvents(Events):
-    """A server that refuses, accepts, or decides later."""
-
-    def __init__(self, decide: str) -> None:
-        super().__init__()
-        self.endpoint = MqttServerEndpoint(self)
-        self.decide = decide
-
-    def on_connect(self, _packet: ConnectPacket) -> None:
-        if self.decide == "accept":
-            self.endpoint.accept(MqttSession(), False)
-        elif self.decide == "refuse":
-            self.endpoint.refuse(Reason.NOT_AUTHORIZED)
-
-
-CONNECT = ConnectPacket(5, "c", keepalive_s=10, will=WillMessage("w", b"dead"))
-
-
-@pytest.mark.parametrize("decide", ["refuse", "later"])
-def test_a_rejected_client_has_no_will(decide: str) -> None:
-    server = ServerEvents(decide).endpoint
-    give(server, CONNECT)
-    server.abort()
-    assert server.will is None
-
-
-def test_an_accepted_client_has_a_will_until_it_disconnects() -> None:
-    server = ServerEvents("accept").endpoint
-    give(server, CONNECT)
-    assert server.will == WillMessage("w", b"dead")
-    give(server, b"\xe0\x00")
-    assert server.will is None
-
-
-def test_a_decision_that_comes_after_the_end_changes_nothing() -> None:
-    server = ServerEvents("later").endpoint
-    give(server, CONNECT)
-    server.abort()
-    server.accept(MqttSession(), False)
-    assert server.state is ConnectionState.CLOSED
-    assert server.take(0.0) == b""
-    assert server.will is None
-
-
-def test_a_client_is_not_read_while_the_server_decides() -> None:
-    server = ServerEvents("later").endpoint
-    assert not server.is_congested
-    give(server, CONNECT)
-    assert server.is_congested
-    server.accept(MqttSession(), False)
-    assert not server.is_congested
-
-
-def test_the_largest_receive_maximum_leaves_identifiers_free() -> None:
-    server = ServerEvents("accept").endpoint
-    give(server, CONNECT)
-    while server.can_send(1):
-        server.send(message(qos=1))
-        server.take(0.0)
-    assert 1000 < len(server.session.in_flight) <= 0x7FFF
-
-
 # ---- limits and rules of one side
 
 
@@ -380,14 +312,11 @@ class Recorded(OutgoingMessage):
         self.ends.append(error)
 
 
-def accepted(connack: dict[str, Any] | None = None, connect: ConnectPacket = CONNECT) -> tuple[MqttServerEndpoint, Any]:
-    """A server that has accepted its client."""
-    events: Any = Events()
-    server = MqttServerEndpoint(events)
-    events.on_connect = lambda _packet: server.accept(MqttSession(), False, connack or {})
-    give(server, connect, connect.version)
-    server.take(0.0)
-    return server, events
+def opened(connect: dict[str, Any] | None = None, version: int = 5) -> tuple[MqttClientEndpoint, Any]:
+    """A client that is connected."""
+    client, events = client_of(version)
+    open_client(client, connect=connect, version=version)
+    return client, events
 
 
 def test_a_message_without_qos_ends_when_it_is_written() -> None:
@@ -471,26 +400,26 @@ def test_an_answer_has_one_code() -> None:
 
 
 def test_a_peer_that_takes_no_acknowledgements_is_not_read() -> None:
-    server, _ = accepted()
+    client, _ = opened()
     for number in range(1, 1001):
-        give(server, PublishPacket("a", b"x", 2, number))
-    assert not server.is_congested
-    give(server, PublishPacket("a", b"x", 2, 1001))
-    assert server.is_congested
-    server.take(0.0)
-    assert not server.is_congested
+        give(client, PublishPacket("a", b"x", 2, number))
+    assert not client.is_congested
+    give(client, PublishPacket("a", b"x", 2, 1001))
+    assert client.is_congested
+    client.take(0.0)
+    assert not client.is_congested
 
 
 def test_an_alias_above_the_maximum_is_refused() -> None:
-    server, events = accepted({"topicaliasmaximum": 2})
-    give(server, PublishPacket("a", b"1", properties={"topicalias": 2}))
-    give(server, PublishPacket("", b"2", properties={"topicalias": 2}))
+    client, events = opened({"topicaliasmaximum": 2})
+    give(client, PublishPacket("a", b"1", properties={"topicalias": 2}))
+    give(client, PublishPacket("", b"2", properties={"topicalias": 2}))
     assert events.messages == [("a", b"1"), ("a", b"2")]
     with pytest.raises(MqttError, match="above the maximum") as failure:
-        give(server, PublishPacket("a", b"1", properties={"topicalias": 3}))
+        give(client, PublishPacket("a", b"1", properties={"topicalias": 3}))
     assert failure.value.code == Reason.TOPIC_ALIAS_INVALID
     with pytest.raises(MqttError, match="without a topic") as failure:
-        give(server, PublishPacket("", b"1"))
+        give(client, PublishPacket("", b"1"))
     assert failure.value.code == Reason.PROTOCOL_ERROR
 
 
@@ -504,28 +433,28 @@ def test_a_topic_beyond_the_last_alias_is_sent_whole() -> None:
 
 
 def test_a_message_of_qos_2_is_delivered_once() -> None:
-    server, events = accepted()
+    client, events = opened()
     for _ in range(2):
-        give(server, PublishPacket("a", b"x", 4, 7))
+        give(client, PublishPacket("a", b"x", 4, 7))
     assert events.messages == [("a", b"x")]
-    assert [(one.type, one.code) for one in sent(server, is_client=False)] == [(PacketType.PUBREC, 0)] * 2
+    assert [(one.type, one.code) for one in sent(client)] == [(PacketType.PUBREC, 0)] * 2
     for code in (0, Reason.PACKET_IDENTIFIER_NOT_FOUND):
-        give(server, Acknowledgement(PacketType.PUBREL, 7))
-        assert sent(server, is_client=False) == [Acknowledgement(PacketType.PUBCOMP, 7, code)]
-    give(server, PublishPacket("a", b"y", 4, 7))
+        give(client, Acknowledgement(PacketType.PUBREL, 7))
+        assert sent(client) == [Acknowledgement(PacketType.PUBCOMP, 7, code)]
+    give(client, PublishPacket("a", b"y", 4, 7))
     assert events.messages[1:] == [("a", b"y")]
 
 
 def test_a_refused_message_of_qos_2_is_complete() -> None:
-    server, events = accepted({"receivemaximum": 1})
+    client, events = opened({"receivemaximum": 1})
     for number, code in ((1, Reason.UNSPECIFIED_ERROR), (2, Reason.NOT_AUTHORIZED)):
         events.on_message = lambda _message, code=code: code
-        give(server, PublishPacket("a", b"x", 4, number))
-        assert sent(server, is_client=False) == [Acknowledgement(PacketType.PUBREC, number, code)]
+        give(client, PublishPacket("a", b"x", 4, number))
+        assert sent(client) == [Acknowledgement(PacketType.PUBREC, number, code)]
     events.on_message = lambda _message: 0x10
-    give(server, PublishPacket("a", b"x", 4, 3))
+    give(client, PublishPacket("a", b"x", 4, 3))
     with pytest.raises(MqttError, match="receive maximum"):
-        give(server, PublishPacket("a", b"x", 4, 4))
+        give(client, PublishPacket("a", b"x", 4, 4))
 
 
 def test_pubrec_of_an_unknown_message_is_answered() -> None:
@@ -536,128 +465,23 @@ def test_pubrec_of_an_unknown_message_is_answered() -> None:
 
 
 def test_disconnect_is_the_last_packet() -> None:
-    server, events = accepted()
-    server.disconnect(Reason.SERVER_SHUTTING_DOWN, {"reasonstring": "bye"})
-    assert server.state is ConnectionState.CLOSING
-    give(server, PublishPacket("a", b"x"))
+    client, events = opened()
+    client.disconnect(Reason.SERVER_SHUTTING_DOWN, {"reasonstring": "bye"})
+    assert client.state is ConnectionState.CLOSING
+    give(client, PublishPacket("a", b"x"))
     assert not events.messages
-    assert sent(server, is_client=False) == [DisconnectPacket(0x8B, {"reasonstring": "bye"})]
-    assert server.state is ConnectionState.CLOSED
-    server.disconnect()
-    assert not server.has_output
+    assert sent(client) == [DisconnectPacket(0x8B, {"reasonstring": "bye"})]
+    assert client.state is ConnectionState.CLOSED
+    client.disconnect()
+    assert not client.has_output
 
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_only_mqtt_5_sends_the_reason_of_a_failure(version: int) -> None:
-    server, _ = accepted(connect=ConnectPacket(version, "c"))
-    server.fail(MqttError(Reason.MALFORMED_PACKET, "x"))
-    assert server.state is ConnectionState.CLOSED
-    assert sent(server, version, False) == ([DisconnectPacket(0x81)] if version == 5 else [])
-
-
-@pytest.mark.parametrize(
-    ("version", "code", "answer"),
-    [(5, 0x87, b"\x20\3\0\x87\0"), (4, 0x87, b"\x20\2\0\5"), (4, 0x97, b""), (4, 0x88, b"\x20\2\0\3")],
-)
-def test_a_refusal_has_the_code_of_its_version(version: int, code: int, answer: bytes) -> None:
-    server = ServerEvents("later").endpoint
-    give(server, ConnectPacket(version, "c"), version)
-    server.fail(MqttError(code, "x"))
-    assert server.take(0.0) == answer
-    assert server.state is ConnectionState.CLOSED
-
-
-def test_a_client_is_silent_for_1_5_keep_alives() -> None:
-    server, _ = accepted()
-    give(server, PINGREQ, now_s=5.0)
-    assert server.take(5.0) == PINGRESP
-    server.check_alive(20.0)
-    server.feed(b"\x30", 19.0)
-    assert not server.next()
-    with pytest.raises(MqttError, match="keep-alive") as failure:
-        server.check_alive(20.5)
-    assert failure.value.code == Reason.KEEP_ALIVE_TIMEOUT
-    patient, _ = accepted(connect=ConnectPacket(5, "c", keepalive_s=0))
-    patient.check_alive(1e6)
-    longer, _ = accepted({"serverkeepalive": 100})
-    longer.check_alive(150.0)
-    with pytest.raises(MqttError):
-        longer.check_alive(150.5)
-
-
-def test_limits_that_the_server_announced_are_enforced() -> None:
-    server, _ = accepted({"maximumqos": 1})
-    give(server, PublishPacket("a", b"x", 2, 1))
-    with pytest.raises(MqttError) as failure:
-        give(server, PublishPacket("a", b"x", 4, 2))
-    assert failure.value.code == Reason.QOS_NOT_SUPPORTED
-    server, _ = accepted({"retainavailable": 0})
-    with pytest.raises(MqttError) as failure:
-        give(server, PublishPacket("a", b"x", 1))
-    assert failure.value.code == Reason.RETAIN_NOT_SUPPORTED
-    server, events = accepted({"retainavailable": 0}, ConnectPacket(4, "c"))
-    give(server, PublishPacket("a", b"x", 1), 4)
-    assert events.messages == [("a", b"x")]
-
-
-@pytest.mark.parametrize("properties", [{"subscriptionidentifier": 1}, {"responsetopic": "#"}, {"responsetopic": ""}])
-def test_a_message_of_a_client_has_allowed_properties(properties: dict[str, Any]) -> None:
-    server, events = accepted()
-    give(server, PublishPacket("a", b"x", properties={"responsetopic": "a"}))
-    assert len(events.messages) == 1
-    with pytest.raises(MqttError) as failure:
-        give(server, PublishPacket("a", b"x", properties=properties))
-    assert failure.value.code == Reason.PROTOCOL_ERROR
-
-
-def test_only_the_first_packet_is_connect() -> None:
-    server, _ = accepted()
-    with pytest.raises(MqttError, match="second CONNECT"):
-        give(server, CONNECT)
-    with pytest.raises(MqttError, match="unexpected packet"):
-        give(ServerEvents("accept").endpoint, PINGREQ)
-    client, _ = client_of()
-    open_client(client)
-    with pytest.raises(MqttError, match="second CONNACK"):
-        give(client, ConnackPacket(False, 0))
-
-
-def test_a_session_of_3_1_1_needs_an_identifier() -> None:
-    for packet in (ConnectPacket(4, "c", False), ConnectPacket(4, "", True), ConnectPacket(5, "", False)):
-        assert accepted(connect=packet)[0].is_open
-    with pytest.raises(MqttError) as failure:
-        accepted(connect=ConnectPacket(4, "", False))
-    assert failure.value.code == Reason.CLIENT_IDENTIFIER_NOT_VALID
-
-
-def test_a_session_expiry_is_not_raised_from_zero() -> None:
-    expiry = DisconnectPacket(0, {"sessionexpiryinterval": 5})
-    server, _ = accepted(connect=CONNECT._replace(properties={"sessionexpiryinterval": 1}))
-    give(server, expiry)
-    assert server.state is ConnectionState.CLOSED
-    with pytest.raises(MqttError, match="session expiry"):
-        give(accepted()[0], expiry)
-
-
-def test_a_disconnect_with_a_code_keeps_the_will() -> None:
-    server, events = accepted()
-    told: list[int] = []
-    events.on_disconnect = lambda code, _properties: told.append(code)
-    give(server, DisconnectPacket(Reason.DISCONNECT_WITH_WILL_MESSAGE))
-    assert server.will == WillMessage("w", b"dead")
-    assert told == [4]
-
-
-def test_requests_are_answered_by_their_kind() -> None:
-    server, events = accepted()
-    asked: list[Any] = []
-    events.on_subscribe = events.on_unsubscribe = asked.append
-    give(server, SubscribePacket(7, [Subscription("a", 1)]))
-    give(server, UnsubscribePacket(8, ["a"]))
-    for packet in asked:
-        server.answer(packet, b"\0")
-    answers = [(one.type, one.packet_identifier, one.codes) for one in sent(server, is_client=False)]
-    assert answers == [(PacketType.SUBACK, 7, b"\0"), (PacketType.UNSUBACK, 8, b"\0")]
+    client, _ = opened(version=version)
+    client.fail(MqttError(Reason.MALFORMED_PACKET, "x"))
+    assert client.state is ConnectionState.CLOSED
+    assert sent(client, version) == ([DisconnectPacket(0x81)] if version == 5 else [])
 
 
 def test_a_client_asks_for_what_it_was_told() -> None:
@@ -695,6 +519,20 @@ def test_a_silent_server_is_pinged_and_then_given_up() -> None:
     open_client(quiet)
     quiet.check_alive(1e6)
     assert quiet.take(1e6) == b""
+
+
+def test_a_second_connack_is_an_error() -> None:
+    client, _ = opened()
+    with pytest.raises(MqttError, match="second CONNACK"):
+        give(client, ConnackPacket(False, 0))
+
+
+def test_the_largest_receive_maximum_leaves_identifiers_free() -> None:
+    client, _ = opened()
+    while client.can_send(1):
+        client.send(message(qos=1))
+        client.take(0.0)
+    assert 1000 < len(client.session.in_flight) <= 0x7FFF
 
 
 def test_room_and_output_are_announced() -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError, MqttError
+from smqrt.settings.limits import MqttSettings
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.endpoint import ConnectionState, MqttSession
+from smqrt.wire.mqtt.endpoint import ConnectionState
 from smqrt.wire.mqtt.fields import MAX_PROPERTIES, PacketType, varint
 from smqrt.wire.mqtt.packets import (
     MAX_FILTERS,
@@ -38,7 +39,7 @@ from smqrt.wire.mqtt.packets import (
     publish_alias,
     publish_identifier,
 )
-from smqrt.wire.mqtt.server import MqttServerEndpoint
+from tests.broker.mqtt.memory_devices import DeviceHub
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 NAME = st.text(st.characters(exclude_characters="\0+#", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -171,26 +172,17 @@ def streams(draw: st.DrawFn) -> bytes:
 
 
 class Deaf:
-    """Takes whatever happens; a server that lets all in."""
-
-    endpoint: Any
+    """Takes whatever happens."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: 0
 
-    def on_connect(self, packet: ConnectPacket) -> None:
-        self.endpoint.accept(MqttSession(), False)
-
 
 @settings(max_examples=150)
-@given(streams(), st.integers(1, 30), st.booleans(), st.sampled_from([4, 5]))
-def test_any_stream_ends_in_a_state_with_a_reason(stream: bytes, size: int, is_client: bool, version: int) -> None:
-    events = Deaf()
-    if is_client:
-        endpoint: Any = MqttClientEndpoint(events, version, "c")
-        endpoint.connect(True, 0, {})
-    else:
-        endpoint = events.endpoint = MqttServerEndpoint(events, 10_000)
+@given(streams(), st.integers(1, 30), st.sampled_from([4, 5]))
+def test_any_stream_ends_in_a_state_with_a_reason(stream: bytes, size: int, version: int) -> None:
+    endpoint: Any = MqttClientEndpoint(Deaf(), version, "c")
+    endpoint.connect(True, 0, {})
     for at in range(0, len(stream), size):
         endpoint.feed(stream[at : at + size], 0.0)
         try:
@@ -200,6 +192,18 @@ def test_any_stream_ends_in_a_state_with_a_reason(stream: bytes, size: int, is_c
             assert endpoint.state is ConnectionState.CLOSED
             break
     cut(endpoint.take(0.0))
+
+
+@settings(max_examples=150)
+@given(streams(), st.integers(1, 30))
+def test_any_stream_ends_at_a_hub_with_packets(stream: bytes, size: int) -> None:
+    hub = DeviceHub()
+    device = hub.device()
+    for at in range(0, len(stream), size):
+        device.feed(stream[at : at + size])
+    cut(device.take())
+    device.lost()
+    assert not hub.broker.uids
 
 
 def handle_all(endpoint: Any) -> None:
@@ -213,14 +217,15 @@ def seconds(stream: bytes, code: int = 0x97) -> float:
 
 
 def _seconds(stream: bytes, code: int) -> float:
+    device = DeviceHub(limits=MqttSettings(packet_bytes=1 << 21)).device()
+    device.feed(encode(ConnectPacket(5, "c"), 5))
+    device.take()
     begin_s = process_time()
-    endpoint: Any = Deaf()
-    endpoint.endpoint = server = MqttServerEndpoint(endpoint, 1 << 21)
-    server.feed(encode(ConnectPacket(5, "c"), 5) + stream, 0.0)
-    with pytest.raises(MqttError) as caught:
-        handle_all(server)
-    assert caught.value.code == code
-    return process_time() - begin_s
+    device.feed(stream)
+    cost_s = process_time() - begin_s
+    answer = device.take()
+    assert (answer[0], answer[2]) == (0xE0, code)
+    return cost_s
 
 
 @pytest.mark.parametrize("pair", [b"\x26\0\0\0\0", b"\x26\0\1a\0\1b"])
