@@ -14,11 +14,12 @@ from smqrt.broker.mqtt.client import MqttClient, will_of
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import MqttBatch
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
-from smqrt.broker.outbox import Drop, Outbox
+from smqrt.broker.outbox import Drop, Outbox, frame_ends
 from smqrt.broker.sessions import SessionState
 from smqrt.errors import ArgumentError, CloseReason, MqttError
 from smqrt.smq import data_path
 from smqrt.smq.gevent_broker import random_u32
+from smqrt.smq.mqtt_connection import MqttConnection
 from smqrt.wire import smq
 from smqrt.wire.connection_state import Life
 from smqrt.wire.mqtt.fields import PacketType, Props, Reason, cut_properties, unpack_properties, varint
@@ -91,7 +92,7 @@ class LocalOutbox(Outbox):
         if self._size + len(data) <= MAX_QUEUED_BYTES or not self._size:
             self.send_packet(data)
         else:
-            self.session.broker.stats.drop(Drop.OVER_BUDGET, 1)
+            self.session.broker.stats.drop(Drop.OVER_BUDGET, len(frame_ends(data, MqttConnection.frame_bytes)))
 
     def _pass_on(self) -> None:
         until_s, count = data_path.defer_at_s(), 0

@@ -461,6 +461,69 @@ def test_callback_of_a_local_client_may_wait(vm: Vm, wire: Dial) -> None:
     assert vm.eval("return table.concat(seen)") == (b"01234",)
 
 
+def test_a_local_client_that_does_not_keep_up_loses_messages(vm: Vm, wire: Dial) -> None:
+    vm.eval(
+        """
+        slow = broker:createClient(nil, function() ba.sleep(600000) end)
+        slow:subscribe("t", function() subscribed = true end)
+        """
+    )
+    wait_until(lambda: vm.eval("return subscribed") == (True,))
+    ada = wire().join()
+    ada.send(publish(4, "t", bytes(60_000)) * 40 + PINGREQ)
+    assert ada.receive(2) == PINGRESP
+    wait_until(lambda: vm.eval("return broker:status().dropped")[0] >= 20)
+    assert vm.eval("return broker:status().dropped")[0] < 40
+    vm.eval("slow:close()")
+
+
+def test_local_clients_take_over_identifiers(vm: Vm, wire: Dial) -> None:
+    vm.eval(
+        """
+        said = {}
+        here = broker:createClient(function(kind, code, state)
+          said[#said + 1] = kind .. " " .. code .. " " .. state.reasoncode
+        end, nil, {clientidentifier = "same", will = {topic = "w", payload = "gone"}})
+        """
+    )
+    wait_until(lambda: vm.eval("return #said") == (1,))
+    other = wire().join(4, "other")
+    other.send(subscribe(4, "w"))
+    other.receive(5)
+    network = wire().join(4, "same")
+    wait_until(lambda: vm.eval("return said[2]") == (b"mqtt disconnect 142",))
+    assert other.receive(9) == publish(4, "w", b"gone")
+    vm.eval("again = broker:createClient(nil, nil, {clientidentifier = 'same'})")
+    assert network.rest() == b""
+    assert other.is_alive()
+
+
+def test_what_a_local_client_subscribes_to(vm: Vm, wire: Dial) -> None:
+    """Reasons of refusals, the retain flag on request, and the newest `onpub` of a filter."""
+    vm.eval(
+        """
+        seen = {}
+        local function see(...) seen[#seen + 1] = table.concat({...}, " ") end
+        local function said(topic, reason) see(topic, tostring(reason)) end
+        here = broker:createClient(nil, print, {recbta = false})
+        here:subscribe("a/#/b", said)
+        here:subscribe("$share/g/t", said)
+        here:subscribe("ctrl\1", said)
+        here:subscribe("t", said, {onpub = function(topic, payload) see("old", payload) end})
+        local function new(topic, payload, _, first) see("new", payload, first) end
+        here:subscribe("t", said, {retainaspublished = true, onpub = new})
+        here:unsubscribe("nothing", said)
+        """
+    )
+    wait_until(lambda: vm.eval("return #seen") == (6,))
+    assert sorted(seen(vm)) == sorted(["a/#/b 143", "$share/g/t 158", "ctrl\1 143", "t 0", "t 0", "nothing 17"])
+    wire().join().send(publish(4, "t", b"1", first=0x31))
+    wait_until(lambda: vm.eval("return #seen") == (1,))
+    assert seen(vm) == ["new 1 49"]
+    vm.eval("here:unsubscribe('t', function() gone = true end)")
+    wait_until(lambda: vm.eval("return gone") == (True,))
+
+
 def test_local_client_that_says_no_leaves(vm: Vm, port: int) -> None:
     vm.eval("gone = broker:createClient(function() return false end)")
     wait_until(lambda: vm.eval("return select(3, gone:status())") == (True,))

@@ -94,6 +94,8 @@ class LuaPortBroker:
 
     def report(self, client: PortClient | None, kind: str, status: int | str, text: str = "") -> None:
         """See `PortEvents`."""
+        if not self._report:
+            return
         number = None if client is None else self._table.handle(client)
         word = status if isinstance(status, int) else status.encode()
         self._ask(self._report, "onerror", (), number, kind.encode(), word, utf8(text) if text else None)

@@ -56,7 +56,7 @@ local function client_of(self, number)
     known = setmetatable({}, client_meta)
     self.clients[number], number_of[known] = known, number
   end
-  if not known.version or not known.user then
+  if not known.version or self.settings.auth == true and not known.user then
     known.address, known.port, known.secure, known.version, known.clientidentifier, known.username, known.user = py.describe(number)
   end
   return known
@@ -147,8 +147,8 @@ end
 local function make(settings)
   local auth, onpublish = settings.auth, settings.onpublish
   local number = py.new(
-    settings.max_packet_bytes, settings.max_clients, settings.allow_wildcards, auth == true, calls.report, calls.left,
-    type(auth) == "function" and calls.auth or 0, onpublish and calls.permit or 0, onpublish and calls.permit_all or 0
+    settings.max_packet_bytes, settings.max_clients, settings.allow_wildcards, auth == true,
+    settings.onerror and calls.report or 0, calls.left, type(auth) == "function" and calls.auth or 0, onpublish and calls.permit or 0, onpublish and calls.permit_all or 0
   )
   local self = setmetatable({
     settings = settings, number = number, totals = {dropped = 0}, clients = {}, locals = {}, sockets = {}, ports = {}, running = true,
