@@ -21,6 +21,7 @@ from smqrt.broker.mqtt.ledger import Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
+from smqrt.broker.mqtt.shared_rows import SharedRows
 from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.mqtt.take_overs import TakeOvers
 from smqrt.broker.outbox import Drop, run_at_once, run_in_background
@@ -67,6 +68,7 @@ class Devices(DeliveryQueue):
         filters: the filters of all sessions.
         retained: the retained messages.
         readers: the subscribers that may read a topic.
+        shared_rows: packets that several sessions send; see `SharedRows`.
         system: the `$SYS` topics.
         take_overs: clients that replace each other.
         counts: counters for these.
@@ -99,6 +101,7 @@ class Devices(DeliveryQueue):
         "readers",
         "retained",
         "sessions",
+        "shared_rows",
         "subscription_bytes",
         "system",
         "take_overs",
@@ -116,6 +119,7 @@ class Devices(DeliveryQueue):
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
+        self.shared_rows = SharedRows()
         self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))
         self.system = SystemTopics(self)
         self.counts = self.system.counts
@@ -633,6 +637,7 @@ class Devices(DeliveryQueue):
         if self.broker.closed:
             return
         run_in_background(self._expire())
+        self.shared_rows.clear()
         self.system.tick()
         if self.broker.topic_table.passing:
             run_in_background(self._remove_unused())

@@ -7,7 +7,6 @@ batch as attributes (`MqttBatch`). For MQTT subscribers, a batch is encoded once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from math import ceil
 from struct import Struct, iter_unpack
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +26,12 @@ MAX_NUMBER = 0xFFFF
 """The largest packet identifier."""
 _ALIAS = b"\x23"  # the property "topic alias"
 _NO_NAME = b"\0\0"
+MESSAGE_BYTES = 150
+"""Memory of a waiting message beside name, payload and properties, approximately."""
+LARGE_BYTES = 0xFFFF
+"""Payloads above count for `MAX_LARGE_BYTES`; the window is enough for others."""
+SHORT_BYTES = 1024
+"""A message up to this size is copied for each of few subscribers: that takes less time than to share its bytes."""
 _IDENTIFIER = b"\x0b"  # the property "subscription identifier"
 NO_EXPIRY_S = float("inf")
 
@@ -182,7 +187,10 @@ class Message:
         size = len(name) + 2 * bool(self.qos) + len(block) + len(self.payload)
         found = bytes((0x30 | self.qos << 1 | self.retain,)) + varint(size) + name, block + self.payload
         if self.expires_s == NO_EXPIRY_S:  # the time that is left changes
-            self._parts = {**(self._parts or {}), key: found}
+            if self._parts is None:
+                self._parts = {key: found}
+            else:
+                self._parts[key] = found
         return found
 
 
@@ -257,15 +265,24 @@ class Run:
         self._messages: dict[tuple[int, bool, bytes], list[Message]] = {}
         self._numbered: dict[tuple[int, int, bool, bytes], tuple[dict[int, Message], bytes]] = {}
         self._numbers: range | None = None
+        self._payloads: list[tuple[bytes, bytes]] | None = None
+        self._size_bytes = -1
 
-    @cached_property
+    @property
     def payloads(self) -> list[tuple[bytes, bytes]]:
         """Payload and packed properties of each message."""
+        if self._payloads is None:
+            self._payloads = self._split()
+        return self._payloads
+
+    def _split(self) -> list[tuple[bytes, bytes]]:
         known = self._properties
         if isinstance(self.batch, MqttBatch) and self.batch.large is not None:
             return [(self.batch.large, self.batch.properties)]
         batch = self.batch
         size = batch[0] << 8 | batch[1]
+        if size == len(batch):
+            return [(batch[smq.PUBLISH_HEADER_BYTES :], known if known is not None else self._properties_of(batch))]
         count, rest = divmod(len(batch), size)
         if (
             known is not None
@@ -284,6 +301,19 @@ class Run:
     def count(self) -> int:
         """The number of messages."""
         return len(self.payloads)
+
+    @property
+    def size_bytes(self) -> int:
+        """The sum of the `size_bytes` of the messages."""
+        if self._size_bytes < 0:
+            sizes = [len(payload) + len(properties) for payload, properties in self.payloads]
+            self._size_bytes = sum(sizes) + len(sizes) * len(self.name)
+        return self._size_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is one short message to few subscribers: they do not share its bytes, see `numbered`."""
+        return len(self.batch) <= SHORT_BYTES and not self.skips_numbers and self.is_single
 
     def singles(self) -> Iterator[Run]:
         """Return a run for each message."""

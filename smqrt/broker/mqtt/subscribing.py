@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import pack
 from typing import Any
 
@@ -336,7 +336,7 @@ class SubscribingClient(PublishingClient):
         self.aliases_out[name] = number
         return number << 1
 
-    def received_row(self, numbers: list[int]) -> None:
+    def received_row(self, numbers: Sequence[int]) -> None:
         """Handle PUBREC packets without reasons."""
         device = self.device
         assert device is not None
