@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smqrt.auth.identity import Action, Identity
+from smqrt.broker.mqtt.connected_client import ConnectedClient
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.ledger import Row, SessionRows
 from smqrt.broker.mqtt.messages import LARGE_BYTES, MAX_NUMBER, MESSAGE_BYTES, NO_EXPIRY_S, Message, Run
@@ -25,6 +26,8 @@ NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 MAX_LARGE_BYTES = 1 << 20
 """Payloads of large messages in flight; with so many bytes, a client gets the next message after an acknowledgement."""
+FED_MESSAGES = 50
+"""Retained messages that are looked up and sent together."""
 WRITE_BYTES = 16 << 10
 """Messages that have waited are sent in writes of about this size: between two, the room in the queue is checked."""
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
@@ -48,47 +51,6 @@ class Will:
     delay_s: int
     expiry_s: float
     due_s: float | None = None
-
-
-class ConnectedClient(Protocol):
-    """The connected client of a session.
-
-    Attributes:
-        etid: its ETID.
-    """
-
-    etid: int
-
-    def send_run(self, run: Run, retain: bool, identifiers: bytes) -> None:
-        """Send messages with QoS 0."""
-
-    def send_message(self, message: Message, number: int, is_dup: bool) -> bool:
-        """Send a message; return false when the client does not take packets of this size."""
-
-    def send_encoded(self, packets: bytes) -> None:
-        """Send PUBLISH packets with QoS 1 or 2."""
-
-    @property
-    def max_aliases_out(self) -> int:
-        """The number of topic aliases that the client takes."""
-
-    def alias_of(self, name: bytes) -> int:
-        """Return the topic alias for a message with QoS 1 or 2 that is sent now, see `Message.parts`."""
-
-    @property
-    def peer_limit_bytes(self) -> int:
-        """The largest packet that the client takes; 0 for any."""
-
-    def send_release(self, number: int) -> None:
-        """Send PUBREL."""
-
-    @property
-    def window(self) -> int:
-        """The maximum of messages in flight."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the connection takes more messages now."""
 
 
 _NO_MESSAGES: deque[Message] = deque()
@@ -525,18 +487,45 @@ class Device:
             self.feeds = deque(one for one in self.feeds if one.text != text)
 
     def _feed(self) -> Iterator[None]:
+        size = 0
         try:
-            while self.feeds and not self.waiting and not self._unsent and self._room:
-                feed = self.feeds[0]
-                for message in feed:
-                    if message is not None and self.may_read(message.name):
-                        self._transmit(message)
-                    break
-                else:
+            while self.feeds and not self.waiting and not self._unsent and (room := self._room):
+                feed, client = self.feeds[0], self.client
+                sent, is_over = self._send_fed(feed, room if feed.options.qos else FED_MESSAGES)
+                if is_over:
                     self.feeds.popleft()
+                size += sent
+                if size >= WRITE_BYTES and client is not None:
+                    size = 0
+                    client.flush()  # otherwise the queue could fill in this turn, and QoS 0 would be lost
                 yield
         finally:
             self.is_feeding = False
+
+    def _send_fed(self, feed: RetainedFeed, room: int) -> tuple[int, bool]:
+        """Send some retained messages, at most `room`; return their bytes, and whether there are no more."""
+        client, size, is_over = self.client, 0, True
+        assert client is not None
+        messages: list[Message] = []
+        for message in feed:
+            if message is not None and self.may_read(message.name):
+                messages.append(message)
+                size += message.size_bytes
+            if message is None or len(messages) >= min(room, FED_MESSAGES) or size >= WRITE_BYTES:
+                is_over = False
+                break
+        now_s = self.devices.broker.clock()
+        if self.rows is not None or client.peer_limit_bytes:
+            for message in messages:
+                self._transmit(message)
+        elif messages:
+            unnumbered = [message.packet(self.version, 0, False, now_s) for message in messages if not message.qos]
+            if unnumbered:
+                client.send_unnumbered(b"".join(unnumbered))
+            numbered = messages if not unnumbered else [message for message in messages if message.qos]
+            if numbered:
+                self._send_all(client, numbered, now_s)
+        return size, is_over
 
     # ---- permissions
 

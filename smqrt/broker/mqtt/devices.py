@@ -15,7 +15,16 @@ from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
-from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
+from smqrt.broker.mqtt.filters import (
+    Filter,
+    FilterSet,
+    FilterTable,
+    Options,
+    delivery,
+    mqtt_name,
+    shared_options,
+    split_shared,
+)
 from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.ledger import Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
@@ -438,7 +447,15 @@ class Devices(DeliveryQueue):
                 and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
             ):
                 continue
-            for part in run.singles() if run.count > 1 else (run,):
+            is_divided = may_read is _any_device and group.is_connected and run.count > 1
+            for device, frames in group.divide(run.frames) if is_divided else ():
+                options = group.members.get(device) if device in group.connected else None
+                # A member may have left meanwhile.
+                chosen = delivery(device, [options]) if options else (yield from group.choose(may_read))
+                if chosen is not None:
+                    chosen.device.deliver(run.part(frames), chosen)
+                yield
+            for part in () if is_divided else run.singles() if run.count > 1 else (run,):
                 chosen = yield from group.choose(may_read)
                 if chosen is not None:
                     chosen.device.deliver(part, chosen)
