@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
-from struct import unpack_from
+from struct import Struct
 from time import time
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ T = TypeVar("T")
 ACKNOWLEDGEMENT_BYTES = 4
 """The size of an acknowledgement without a reason."""
 ROW_ACKNOWLEDGEMENTS = 100
+_NUMBERS = [Struct(">" + "xxH" * count) for count in range(ROW_ACKNOWLEDGEMENTS + 1)]
+"""Packet identifiers of so many acknowledgements."""
 TAIL_BYTES = 64
 """The kernel is not called again for a smaller rest behind a row of messages, which has hardly any more of them."""
 ROWS_PER_RECEIVE = 64
@@ -160,10 +162,12 @@ class MqttConnection(RawConnection):
     def _acknowledgement_row(self, at: int, size: int) -> int:
         """Handle a row of acknowledgements without reasons; return where it ends."""
         session, first = self.session, view[at]
-        before, words = first << 24 | 2 << 16, min((size - at) // ACKNOWLEDGEMENT_BYTES, ROW_ACKNOWLEDGEMENTS)
-        numbers = [word - before for word in unpack_from(f">{words}I", view, at)]
-        if min(numbers) <= 0 or max(numbers) > 0xFFFF:  # up to another packet, or to the packet identifier 0
-            numbers = list(takewhile(lambda number: 0 < number <= 0xFFFF, numbers))
+        count = min((size - at) // ACKNOWLEDGEMENT_BYTES, ROW_ACKNOWLEDGEMENTS)
+        data, head = chars[at : at + ACKNOWLEDGEMENT_BYTES * count], bytes((first, 2))
+        numbers: Sequence[int] = _NUMBERS[count].unpack(data)
+        if data[::4] != head[:1] * count or data[1::4] != head[1:] * count or 0 in numbers:
+            heads = (data[at : at + 2] == head for at in range(0, len(data), ACKNOWLEDGEMENT_BYTES))
+            numbers = [number for number, _ in takewhile(all, zip(numbers, heads, strict=True))]
             if not numbers:
                 return at
         session.counts.packets += len(numbers)

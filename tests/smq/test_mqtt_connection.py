@@ -8,6 +8,8 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.broker.mqtt.messages import Message
+from smqrt.broker.outbox import Drop
 from smqrt.errors import CloseReason
 from smqrt.server.mqtt import take_mqtt
 from smqrt.smq import mqtt_connection
@@ -164,6 +166,21 @@ def test_the_keep_alive_does_not_end_a_client_that_waits(make_mqtt_site: MakeSit
     expect(client, "A")
     client.send(data_of("32: 't' 00 01 P ~x / c0:", 5))
     expect(client, "40: 00 01 / d0:")
+
+
+def test_retained_messages_do_not_fill_the_queue_of_a_new_subscriber(make_mqtt_site: MakeSite) -> None:
+    site = make_mqtt_site()
+    devices, payload = site.state.devices, bytes(30_000)
+    count = 600
+    for at in range(count):
+        devices.retained.set(Message(b"kept/%d" % at, payload, 0, True))
+    client = connected(site)
+    site.state.uids[b"mqtt:a"].outbox.budget_bytes = 200_000
+    client.send(data_of("82: 00 01 P 'kept/#' 00", 5))
+    expect(client, "90: 00 01 P 00")
+    names = [(client.receive() or b"")[6:].partition(b"\0")[0] for _ in range(count)]
+    assert names == [b"kept/%d" % at for at in range(count)]
+    assert not site.state.stats.drops[Drop.OVER_BUDGET]
 
 
 def test_a_connection_without_connect_ends(make_mqtt_site: MakeSite) -> None:

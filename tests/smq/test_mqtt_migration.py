@@ -60,7 +60,7 @@ REBUILT = {
         "waiting_bytes": "the sum of the messages",
         "wildcards": "the sum of the subscriptions",
     },
-    RetainedFeed: {"_filters": "made of the text", "_retained": "the other hub's"},
+    RetainedFeed: {"_matches": "made of the text", "_retained": "the other hub's"},
     MqttConnection: {
         "_is_resuming": "it is read by itself",
         "deadline_s": "for handshakes",

@@ -5,7 +5,7 @@ The connection passes the packets in order, and pauses while a hook of the appli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any
@@ -527,7 +527,7 @@ def will_of(will: WillMessage, max_qos: int) -> Will:
     )
 
 
-ACKNOWLEDGEMENTS: dict[int, Callable[[Any, list[int]], bool | None]] = {
+ACKNOWLEDGEMENTS: dict[int, Callable[[Any, Sequence[int]], bool | None]] = {
     0x40: lambda client, numbers: client.device.acknowledged_row(numbers, PacketType.PUBACK),
     0x50: MqttClient.received_row,
     0x62: MqttClient.release_row,

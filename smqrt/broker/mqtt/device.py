@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smqrt.auth.identity import Action, Identity
+from smqrt.broker.mqtt.connected_client import ConnectedClient
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.ledger import Row, SessionRows
-from smqrt.broker.mqtt.messages import MAX_NUMBER, NO_EXPIRY_S, Message, Run
+from smqrt.broker.mqtt.messages import LARGE_BYTES, MAX_NUMBER, MESSAGE_BYTES, NO_EXPIRY_S, Message, Run
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.fields import PacketType, Reason
@@ -22,12 +24,10 @@ if TYPE_CHECKING:
 
 NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
-MESSAGE_BYTES = 150
-"""Memory of a waiting message beside name, payload and properties, approximately."""
-LARGE_BYTES = 0xFFFF
-"""Payloads above count for `MAX_LARGE_BYTES`; the window is enough for others."""
 MAX_LARGE_BYTES = 1 << 20
 """Payloads of large messages in flight; with so many bytes, a client gets the next message after an acknowledgement."""
+FED_MESSAGES = 50
+"""Retained messages that are looked up and sent together."""
 WRITE_BYTES = 16 << 10
 """Messages that have waited are sent in writes of about this size: between two, the room in the queue is checked."""
 _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
@@ -51,47 +51,6 @@ class Will:
     delay_s: int
     expiry_s: float
     due_s: float | None = None
-
-
-class ConnectedClient(Protocol):
-    """The connected client of a session.
-
-    Attributes:
-        etid: its ETID.
-    """
-
-    etid: int
-
-    def send_run(self, run: Run, retain: bool, identifiers: bytes) -> None:
-        """Send messages with QoS 0."""
-
-    def send_message(self, message: Message, number: int, is_dup: bool) -> bool:
-        """Send a message; return false when the client does not take packets of this size."""
-
-    def send_encoded(self, packets: bytes) -> None:
-        """Send PUBLISH packets with QoS 1 or 2."""
-
-    @property
-    def max_aliases_out(self) -> int:
-        """The number of topic aliases that the client takes."""
-
-    def alias_of(self, name: bytes) -> int:
-        """Return the topic alias for a message with QoS 1 or 2 that is sent now, see `Message.parts`."""
-
-    @property
-    def peer_limit_bytes(self) -> int:
-        """The largest packet that the client takes; 0 for any."""
-
-    def send_release(self, number: int) -> None:
-        """Send PUBREL."""
-
-    @property
-    def window(self) -> int:
-        """The maximum of messages in flight."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the connection takes more messages now."""
 
 
 _NO_MESSAGES: deque[Message] = deque()
@@ -201,24 +160,34 @@ class Device:
             if client is not None:
                 client.send_run(run, retain, one.identifiers)
             return
-        room = 0
-        if client is not None and not (self.waiting or self._unsent or client.peer_limit_bytes) and client.has_room:
-            room = client.window - len(self.in_flight) if self.large_bytes < MAX_LARGE_BYTES else 0
-            if self.rows is None and run.count <= room and not (client.max_aliases_out or run.is_large):
-                numbered = run.numbered(self.version, qos, retain, one.identifiers, self.last_number + 1)
-                if numbered is not None and self._take_numbers(numbered[0]):
-                    client.send_encoded(numbered[1])
-                    return
+        room = 0 if client is None or self.waiting or self._unsent else self._room
+        if not room:
+            self._keep_all(run.messages(qos, retain, one.identifiers), run.size_bytes)
+            return
+        assert client is not None
+        is_plain = self.rows is None and not (client.peer_limit_bytes or client.max_aliases_out or run.is_large)
+        if is_plain and run.is_short:
+            self._send_one(client, run.messages(qos, retain, one.identifiers)[0], run.now_s)
+            return
+        if is_plain and run.count <= room:
+            numbered = run.numbered(self.version, qos, retain, one.identifiers, self.last_number + 1)
+            if numbered is not None and self._take_numbers(numbered[0]):
+                client.send_encoded(numbered[1])
+                return
         messages = run.messages(qos, retain, one.identifiers)
-        if room > 0:
-            assert client is not None
-            self._send_all(client, messages[:room], run.now_s)
-            messages = messages[room:]
-        if messages and not (self.waiting or self._unsent) and self._takes_more:
+        if client.peer_limit_bytes:
             for message in messages:
                 self.enqueue(message)
-        elif messages:
-            self._keep_all(messages)
+        else:
+            self._send_all(client, messages[:room], run.now_s)
+            self._keep_all(messages[room:])
+
+    def _send_one(self, client: ConnectedClient, message: Message, now_s: float) -> None:
+        """Send a message with QoS 1 or 2 of a session without `rows` and topic aliases."""
+        number = self._new_number()
+        self.in_flight[number] = message
+        before, after = message.parts(self.version, now_s)
+        client.send_encoded(before + number.to_bytes(2) + after)
 
     def _take_numbers(self, messages: dict[int, Message]) -> bool:
         """Add messages in flight with their packet identifiers, if these are free; return whether they are."""
@@ -233,6 +202,8 @@ class Device:
     def _send_all(self, client: ConnectedClient, messages: list[Message], now_s: float) -> None:
         """Send messages with QoS 1 or 2 in one write; with `rows`, those that must wait for the disk later."""
         rows, version = self.rows, self.version
+        if rows is None and not client.max_aliases_out and self._send_shared(client, messages):
+            return
         packets: list[bytes] = []
         aliases = client.max_aliases_out
         for number, message in zip(self._new_numbers(len(messages)), messages, strict=True):
@@ -248,30 +219,51 @@ class Device:
         if packets:
             client.send_encoded(b"".join(packets))
 
+    def _send_shared(self, client: ConnectedClient, messages: list[Message]) -> bool:
+        """Send messages with the bytes that other sessions have sent; return false when these would be different."""
+        shared, version, number = self.devices.shared_rows, self.version, self.last_number + 1
+        if number + len(messages) > MAX_NUMBER:
+            return False
+        row = shared.find(messages, version, number) or shared.encode(messages, version, number)
+        if row is None or not self._take_numbers(row.by_number):
+            return False
+        client.send_encoded(row.packets)
+        return True
+
     def enqueue(self, message: Message) -> None:
         """Send a message with QoS 1 or 2, or let it wait; the oldest one is lost when too many wait."""
-        if not self.waiting and not self._unsent and self._takes_more:
+        if not self.waiting and not self._unsent and self._room:
             self._transmit(message)
         else:
             self._keep_all([message])
 
-    def _keep_all(self, messages: list[Message]) -> None:
-        """Let messages wait; the oldest ones are lost when too many wait."""
-        if self.devices.sessions.get(self.client_id) is not self:  # it has ended: nothing would remove them
+    def _keep_all(self, messages: list[Message], size_bytes: int = -1) -> None:
+        """Let messages wait; the oldest ones are lost when too many wait.
+
+        Args:
+            messages: the messages.
+            size_bytes: the sum of their `size_bytes`; -1 when it is unknown.
+        """
+        devices = self.devices
+        if devices.sessions.get(self.client_id) is not self:  # it has ended: nothing would remove them
             return
         if self.waiting is _NO_MESSAGES:
             self.waiting = deque()
         self.waiting += messages
-        size = sum([message.size_bytes for message in messages]) + MESSAGE_BYTES * len(messages)
+        if size_bytes < 0:
+            size_bytes = sum([message.size_bytes for message in messages])
+        size = size_bytes + MESSAGE_BYTES * len(messages)
         self.waiting_bytes += size
-        self.devices.waiting_bytes += size
+        devices.waiting_bytes += size
         if self.rows is not None:
             for message in messages:
                 self.rows.keep(message)
-        limits = self.devices.limits
+        limits = devices.limits
         if len(self.waiting) << 1 > limits.queued_messages or self.waiting_bytes << 1 > limits.queued_bytes:
-            self.devices.pressed(self)
-        self.drop_excess()
+            devices.pressed(self)
+            self.drop_excess()
+        elif devices.waiting_bytes > limits.total_queued_bytes:
+            self.drop_excess()
 
     def drop_excess(self) -> None:
         """Remove the oldest messages that wait, above the limits."""
@@ -344,8 +336,14 @@ class Device:
         return client is not None and len(self.in_flight) - len(self._unsent) < client.window and client.has_room
 
     @property
-    def _takes_more(self) -> bool:
-        return self.large_bytes < MAX_LARGE_BYTES and self._can_send
+    def _room(self) -> int:
+        """The number of messages that the client takes now."""
+        client = self.client
+        room = client.window - len(self.in_flight) + len(self._unsent) if client is not None else 0
+        if room <= 0 or self.large_bytes >= MAX_LARGE_BYTES:
+            return 0
+        assert client is not None
+        return room if client.has_room else 0
 
     def _add_in_flight(self, number: int, message: Message) -> None:
         self.in_flight[number] = message
@@ -422,13 +420,12 @@ class Device:
         """Send messages that wait, as far as there is room."""
         if self._unsent:
             self._send_again()
-        now_s = self.devices.broker.clock()
-        while self.waiting and not self._unsent and self._takes_more:
+        while self.waiting and not self._unsent and (room := self._room):
             if self.client is not None and self.rows is None and not self.client.peer_limit_bytes:
-                self._send_waiting(self.client, now_s)
+                self._send_waiting(self.client, room)
                 continue
             message = self._next_waiting()
-            if message.expires_s > now_s:
+            if message.expires_s > self.devices.broker.clock():
                 self._transmit(message, has_waited=True)
             elif self.rows is not None:
                 self.rows.drop_first()
@@ -440,9 +437,11 @@ class Device:
             self.is_feeding = True
             run_in_background(self._feed())
 
-    def _send_waiting(self, client: ConnectedClient, now_s: float) -> None:
+    def _send_waiting(self, client: ConnectedClient, room: int) -> None:
         """Send messages that wait in one write, at most `WRITE_BYTES` and one more, of a session without `rows`."""
-        room, size = client.window - len(self.in_flight), 0
+        if not client.max_aliases_out and self._send_shared_waiting(client, room):
+            return
+        now_s, size = self.devices.broker.clock(), 0
         messages: list[Message] = []
         while self.waiting and len(messages) < room and size < WRITE_BYTES:
             message = self.waiting.popleft()
@@ -451,7 +450,25 @@ class Device:
                 messages.append(message)
         self.waiting_bytes -= size
         self.devices.waiting_bytes -= size
-        self._send_all(client, messages, now_s)
+        if messages:
+            self._send_all(client, messages, now_s)
+
+    def _send_shared_waiting(self, client: ConnectedClient, room: int) -> bool:
+        """Do what `_send_waiting` does with the bytes of another session; return false when there are none."""
+        waiting = self.waiting
+        row = self.devices.shared_rows.beginning_with(waiting[0], self.version, self.last_number + 1)
+        if row is None:
+            return False
+        count = len(row.messages)
+        is_whole = count == room or (count < room and (count == len(waiting) or row.memory_bytes >= WRITE_BYTES))
+        if not is_whole or list(islice(waiting, count)) != row.messages or not self._take_numbers(row.by_number):
+            return False
+        for _ in row.messages:
+            waiting.popleft()
+        self.waiting_bytes -= row.memory_bytes
+        self.devices.waiting_bytes -= row.memory_bytes
+        client.send_encoded(row.packets)
+        return True
 
     def feed(self, messages: RetainedFeed) -> None:
         """Send retained messages, as fast as the client reads them; see `RetainedMessages.matching`."""
@@ -470,18 +487,45 @@ class Device:
             self.feeds = deque(one for one in self.feeds if one.text != text)
 
     def _feed(self) -> Iterator[None]:
+        size = 0
         try:
-            while self.feeds and not self.waiting and not self._unsent and self._takes_more:
-                feed = self.feeds[0]
-                for message in feed:
-                    if message is not None and self.may_read(message.name):
-                        self._transmit(message)
-                    break
-                else:
+            while self.feeds and not self.waiting and not self._unsent and (room := self._room):
+                feed, client = self.feeds[0], self.client
+                sent, is_over = self._send_fed(feed, room if feed.options.qos else FED_MESSAGES)
+                if is_over:
                     self.feeds.popleft()
+                size += sent
+                if size >= WRITE_BYTES and client is not None:
+                    size = 0
+                    client.flush()  # otherwise the queue could fill in this turn, and QoS 0 would be lost
                 yield
         finally:
             self.is_feeding = False
+
+    def _send_fed(self, feed: RetainedFeed, room: int) -> tuple[int, bool]:
+        """Send some retained messages, at most `room`; return their bytes, and whether there are no more."""
+        client, size, is_over = self.client, 0, True
+        assert client is not None
+        messages: list[Message] = []
+        for message in feed:
+            if message is not None and self.may_read(message.name):
+                messages.append(message)
+                size += message.size_bytes
+            if message is None or len(messages) >= min(room, FED_MESSAGES) or size >= WRITE_BYTES:
+                is_over = False
+                break
+        now_s = self.devices.broker.clock()
+        if self.rows is not None or client.peer_limit_bytes:
+            for message in messages:
+                self._transmit(message)
+        elif messages:
+            unnumbered = [message.packet(self.version, 0, False, now_s) for message in messages if not message.qos]
+            if unnumbered:
+                client.send_unnumbered(b"".join(unnumbered))
+            numbered = messages if not unnumbered else [message for message in messages if message.qos]
+            if numbered:
+                self._send_all(client, numbered, now_s)
+        return size, is_over
 
     # ---- permissions
 
@@ -520,7 +564,8 @@ class Device:
     def acknowledged_row(self, numbers: Sequence[int], kind: int) -> None:
         """Handle acknowledgements of one kind as `acknowledged` does, then send what waits."""
         in_flight, rows, unsent, qos = self.in_flight, self.rows, self._unsent, _ANSWERED_QOS[kind]
-        for number in numbers:
+        done = 0 if rows is not None or unsent or self.large_bytes or not qos else self._remove_first(numbers, qos)
+        for number in numbers[done:]:
             message = in_flight.get(number, _UNKNOWN)
             if message is _UNKNOWN:
                 continue
@@ -536,6 +581,17 @@ class Device:
                 unsent.remove(number)
         if self.waiting or self.feeds or unsent:
             self.pump()
+
+    def _remove_first(self, numbers: Sequence[int], qos: int) -> int:
+        """Remove the messages in flight with a QoS up to the first one that is unknown; return their number."""
+        in_flight, done = self.in_flight, 0
+        for number in numbers:
+            message = in_flight.get(number)
+            if message is None or message.qos != qos:
+                break
+            del in_flight[number]
+            done += 1
+        return done
 
     def expect_releases(self, numbers: Sequence[int], is_saved: bool = False) -> None:
         """Remember messages with QoS 2 of the client until PUBREL, also in the `persist` file if `is_saved`."""

@@ -16,12 +16,22 @@ from weakref import ref
 from smqrt.broker.mqtt.delivery import DeliveryQueue
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.features import ALL_FEATURES, Features
-from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
+from smqrt.broker.mqtt.filters import (
+    Filter,
+    FilterSet,
+    FilterTable,
+    Options,
+    delivery,
+    mqtt_name,
+    shared_options,
+    split_shared,
+)
 from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.ledger import Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
+from smqrt.broker.mqtt.shared_rows import SharedRows
 from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.mqtt.take_overs import TakeOvers
 from smqrt.broker.outbox import Drop, run_at_once, run_in_background
@@ -69,6 +79,7 @@ class Devices(DeliveryQueue):
         filters: the filters of all sessions.
         retained: the retained messages.
         readers: the subscribers that may read a topic.
+        shared_rows: packets that several sessions send; see `SharedRows`.
         system: the `$SYS` topics.
         take_overs: clients that replace each other.
         counts: counters for these.
@@ -102,6 +113,7 @@ class Devices(DeliveryQueue):
         "readers",
         "retained",
         "sessions",
+        "shared_rows",
         "subscription_bytes",
         "system",
         "take_overs",
@@ -121,6 +133,7 @@ class Devices(DeliveryQueue):
         self.filters = FilterTable()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
+        self.shared_rows = SharedRows()
         self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))
         self.system = SystemTopics(self)
         self.counts = self.system.counts
@@ -439,7 +452,15 @@ class Devices(DeliveryQueue):
                 and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
             ):
                 continue
-            for part in run.singles() if run.count > 1 else (run,):
+            is_divided = may_read is _any_device and group.is_connected and run.count > 1
+            for device, frames in group.divide(run.frames) if is_divided else ():
+                options = group.members.get(device) if device in group.connected else None
+                # A member may have left meanwhile.
+                chosen = delivery(device, [options]) if options else (yield from group.choose(may_read))
+                if chosen is not None:
+                    chosen.device.deliver(run.part(frames), chosen)
+                yield
+            for part in () if is_divided else run.singles() if run.count > 1 else (run,):
                 chosen = yield from group.choose(may_read)
                 if chosen is not None:
                     chosen.device.deliver(part, chosen)
@@ -638,6 +659,7 @@ class Devices(DeliveryQueue):
         if self.broker.closed:
             return
         run_in_background(self._expire())
+        self.shared_rows.clear()
         self.system.tick()
         if self.broker.topic_table.passing:
             run_in_background(self._remove_unused())

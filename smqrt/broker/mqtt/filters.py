@@ -97,6 +97,21 @@ class Group:
         else:
             self.connected.pop(device, None)
 
+    def divide(self, frames: list[bytes]) -> list[tuple[Device, bytes]]:
+        """Divide messages between the connected members, of which there is one at least, in turn as `choose` does.
+
+        Args:
+            frames: the messages.
+
+        Returns:
+            Members and their messages.
+        """
+        devices = list(self.connected)
+        first, count = self._next % len(devices), len(devices)
+        self._next = (first + len(frames) - 1) % count + 1
+        parts = min(count, len(frames))
+        return [(devices[(first + at) % count], b"".join(frames[at::count])) for at in range(parts)]
+
     def choose(self, may_read: Callable[[Device], bool]) -> Generator[None, None, Delivery | None]:
         """Return the next member that is connected; without one, the next member whose session is kept. In portions.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.device import ConnectedClient, Device
+from smqrt.broker.mqtt.connected_client import ConnectedClient
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.outbox import run_in_background
 from smqrt.broker.state import BrokerState
 from smqrt.settings.limits import LineLimit

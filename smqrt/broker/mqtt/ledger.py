@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from smqrt.broker.mqtt.messages import Mark, Message
 
 if TYPE_CHECKING:
-    from smqrt.broker.mqtt.device import ConnectedClient, Device
+    from smqrt.broker.mqtt.connected_client import ConnectedClient
+    from smqrt.broker.mqtt.device import Device
     from smqrt.broker.mqtt.devices import Devices
 
 WAITING, SENT, RELEASING, RECEIVED = range(4)

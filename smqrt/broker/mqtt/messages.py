@@ -7,7 +7,6 @@ batch as attributes (`MqttBatch`). For MQTT subscribers, a batch is encoded once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from math import ceil
 from struct import Struct, iter_unpack
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +26,12 @@ MAX_NUMBER = 0xFFFF
 """The largest packet identifier."""
 _ALIAS = b"\x23"  # the property "topic alias"
 _NO_NAME = b"\0\0"
+MESSAGE_BYTES = 150
+"""Memory of a waiting message beside name, payload and properties, approximately."""
+LARGE_BYTES = 0xFFFF
+"""Payloads above count for `MAX_LARGE_BYTES`; the window is enough for others."""
+SHORT_BYTES = 1024
+"""A message up to this size is copied for each of few subscribers: that takes less time than to share its bytes."""
 _IDENTIFIER = b"\x0b"  # the property "subscription identifier"
 NO_EXPIRY_S = float("inf")
 
@@ -182,7 +187,10 @@ class Message:
         size = len(name) + 2 * bool(self.qos) + len(block) + len(self.payload)
         found = bytes((0x30 | self.qos << 1 | self.retain,)) + varint(size) + name, block + self.payload
         if self.expires_s == NO_EXPIRY_S:  # the time that is left changes
-            self._parts = {**(self._parts or {}), key: found}
+            if self._parts is None:
+                self._parts = {key: found}
+            else:
+                self._parts[key] = found
         return found
 
 
@@ -233,6 +241,27 @@ class Run:
             only if there are many. Some programs expect identifiers without gaps.
     """
 
+    __slots__ = (
+        "_encoder",
+        "_messages",
+        "_numbered",
+        "_numbers",
+        "_packets",
+        "_payloads",
+        "_properties",
+        "_size_bytes",
+        "batch",
+        "expires_s",
+        "is_large",
+        "key",
+        "name",
+        "now_s",
+        "publisher",
+        "qos",
+        "retain",
+        "skips_numbers",
+    )
+
     def __init__(
         self,
         name: bytes,
@@ -243,7 +272,7 @@ class Run:
         now_s: float,
     ) -> None:
         self.name, self.key, self.batch, self.now_s = name, key, batch, now_s
-        self._encoder, self._properties_of, self._pack = encoder, encoder.properties_of, encoder.pack
+        self._encoder = encoder
         self.is_large = self.skips_numbers = False
         if isinstance(batch, MqttBatch):
             self.qos, self.retain, self.expires_s = batch.qos, batch.retain, batch.expires_s
@@ -253,19 +282,30 @@ class Run:
             self.qos, self.retain, self.expires_s = default_qos, False, NO_EXPIRY_S
             self._properties = None
         self.publisher = int.from_bytes(batch[smq.PTID], "big")
-        self._packets: dict[tuple[int, bool, bytes], bytes] = {}
-        self._messages: dict[tuple[int, bool, bytes], list[Message]] = {}
-        self._numbered: dict[tuple[int, int, bool, bytes], tuple[dict[int, Message], bytes]] = {}
+        # The dictionaries are created when they are needed: most runs need only one of them.
+        self._packets: dict[tuple[int, bool, bytes], bytes] | None = None
+        self._messages: dict[tuple[int, bool, bytes], list[Message]] | None = None
+        self._numbered: dict[tuple[int, int, bool, bytes], tuple[dict[int, Message], bytes]] | None = None
         self._numbers: range | None = None
+        self._payloads: list[tuple[bytes, bytes]] | None = None
+        self._size_bytes = -1
 
-    @cached_property
+    @property
     def payloads(self) -> list[tuple[bytes, bytes]]:
         """Payload and packed properties of each message."""
+        if self._payloads is None:
+            self._payloads = self._split()
+        return self._payloads
+
+    def _split(self) -> list[tuple[bytes, bytes]]:
         known = self._properties
         if isinstance(self.batch, MqttBatch) and self.batch.large is not None:
             return [(self.batch.large, self.batch.properties)]
         batch = self.batch
         size = batch[0] << 8 | batch[1]
+        if size == len(batch):
+            properties = known if known is not None else self._encoder.properties_of(batch)
+            return [(batch[smq.PUBLISH_HEADER_BYTES :], properties)]
         count, rest = divmod(len(batch), size)
         if (
             known is not None
@@ -276,7 +316,7 @@ class Run:
             fields = iter_unpack(f"{smq.PUBLISH_HEADER_BYTES}x{size - smq.PUBLISH_HEADER_BYTES}s", batch)
             return [(payload, known) for (payload,) in fields]  # all frames have one length
         return [
-            (frame[smq.PUBLISH_HEADER_BYTES :], known if known is not None else self._properties_of(frame))
+            (frame[smq.PUBLISH_HEADER_BYTES :], known if known is not None else self._encoder.properties_of(frame))
             for frame in smq.frames(batch)
         ]
 
@@ -285,11 +325,37 @@ class Run:
         """The number of messages."""
         return len(self.payloads)
 
+    @property
+    def size_bytes(self) -> int:
+        """The sum of the `size_bytes` of the messages."""
+        if self._size_bytes < 0:
+            sizes = [len(payload) + len(properties) for payload, properties in self.payloads]
+            self._size_bytes = sum(sizes) + len(sizes) * len(self.name)
+        return self._size_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is one short message to few subscribers: they do not share its bytes, see `numbered`."""
+        return len(self.batch) <= SHORT_BYTES and not self.skips_numbers and self.is_single
+
+    @property
+    def frames(self) -> list[bytes]:
+        """The Publish frames; the one of a message that does not fit a frame has no payload."""
+        return list(smq.frames(self.batch))
+
+    def part(self, frames: bytes) -> Run:
+        """Return some of the messages.
+
+        Args:
+            frames: their Publish frames.
+        """
+        batch = self.batch.like(frames) if isinstance(self.batch, MqttBatch) else frames
+        return Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
+
     def singles(self) -> Iterator[Run]:
         """Return a run for each message."""
         for frame in smq.frames(self.batch):
-            batch = self.batch.like(frame) if isinstance(self.batch, MqttBatch) else frame
-            yield Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
+            yield self.part(frame)
 
     @property
     def is_single(self) -> bool:
@@ -305,6 +371,8 @@ class Run:
         batch = self.batch
         if isinstance(batch, MqttBatch) and batch.version == version and not (retain or identifiers):
             return batch.packets
+        if self._packets is None:
+            self._packets = {}
         found = self._packets.get((version, retain, identifiers))
         if found is None:
             found = self._packets[version, retain, identifiers] = self._encoded(version, retain, identifiers)
@@ -313,6 +381,8 @@ class Run:
     def aliased(self, alias: int, retain: bool, identifiers: bytes) -> bytes:
         """Return the packets of MQTT 5 with a topic alias instead of the name."""
         identifiers += packed_alias(alias)
+        if self._packets is None:
+            self._packets = {}
         found = self._packets.get((5, retain, identifiers))
         if found is None:
             found = self._packets[5, retain, identifiers] = self._encoded(5, retain, identifiers, _NO_NAME)
@@ -324,13 +394,15 @@ class Run:
             (large,) = self.messages(0, retain, identifiers)
             return large.packet(version, 0, False, self.now_s)
         if version < 5:
-            return self._pack(self.batch, first, name)
+            return self._encoder.pack(self.batch, first, name)
         properties = self._common_properties()
         if properties is not None:
             block = property_block(properties, self.expires_s, identifiers, self.now_s)
-            return self._pack(self.batch, first, name + block)
+            return self._encoder.pack(self.batch, first, name + block)
         return b"".join(
-            self._pack(frame, first, name + property_block(self._properties_of(frame), NO_EXPIRY_S, identifiers, 0))
+            self._encoder.pack(
+                frame, first, name + property_block(self._encoder.properties_of(frame), NO_EXPIRY_S, identifiers, 0)
+            )
             for frame in smq.frames(self.batch)
         )
 
@@ -344,7 +416,7 @@ class Run:
         # Frames of the same length and sub-topic: a slice compares one byte of all frames at once.
         if rest or not all(batch[at::size] == batch[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
             return None
-        return self._properties_of(batch[:size])
+        return self._encoder.properties_of(batch[:size])
 
     def numbered(
         self, version: int, qos: int, retain: bool, identifiers: bytes, number: int
@@ -364,6 +436,8 @@ class Run:
         key = version, qos, retain, identifiers
         if self._numbers is not None and number != self._numbers[0] and not self.skips_numbers:
             return None
+        if self._numbered is None:
+            self._numbered = {}
         found = self._numbered.get(key)
         if found is not None:
             return found
@@ -390,6 +464,8 @@ class Run:
 
     def messages(self, qos: int, retain: bool, identifiers: bytes) -> list[Message]:
         """Return the messages, each for itself."""
+        if self._messages is None:
+            self._messages = {}
         found = self._messages.get((qos, retain, identifiers))
         if found is None:
             found = self._messages[qos, retain, identifiers] = [

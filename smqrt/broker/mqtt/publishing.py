@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import pack, unpack
 from typing import Any, NamedTuple
 
@@ -444,7 +445,7 @@ class PublishingClient(MqttSession):
         data = encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code)
         self.send_when_saved(data, was_saved)
 
-    def release_row(self, numbers: list[int]) -> bool:
+    def release_row(self, numbers: Sequence[int]) -> bool:
         """Handle PUBREL packets without reasons; return true when the client has to wait."""
         device = self.device
         assert device is not None

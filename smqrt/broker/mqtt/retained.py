@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from smqrt.broker.mqtt.filters import FilterTable, Options
+from smqrt.broker.mqtt.filters import FilterTable, Options, mqtt_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch, packed_identifier
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
@@ -31,9 +31,12 @@ def name_matcher(text: str) -> Callable[[bytes], bool]:
     if "+" not in text and "#" not in text:
         wanted = text.encode()
         return lambda name: name == wanted
+    fixed = text.partition("+")[0].partition("#")[0].rstrip("/").encode()
+    if fixed and text.encode() == fixed + b"/#":  # the most frequent form
+        below = fixed + b"/"
+        return lambda name: name.startswith(below) or name == fixed
     table = FilterTable()
     table.named(text)
-    fixed = text.partition("+")[0].partition("#")[0].rstrip("/").encode()
     return lambda name: name.startswith(fixed) and table.match(name) is not None
 
 
@@ -160,20 +163,21 @@ class RetainedMessages:
         if "+" not in text and "#" not in text:
             return [text.encode()]
         values = self._broker.last_values
-        names = [one.topic.name for one in values or () if one.newest]
-        return [*self.by_name, *(name for name in names if name is not None and name not in self.by_name)]
+        names = (one.topic.name for one in values or () if one.newest)
+        others = [name for name in names if name is not None and name not in self.by_name]
+        return [*self.by_name, *(name for name in others if mqtt_name(name) is not None)]
 
-    def of_topic(self, name: bytes, options: Options) -> Iterator[Message]:
+    def of_topic(self, name: bytes, options: Options) -> Iterable[Message]:
         """Return the retained message of a topic, or its last values, for a subscription."""
         identifiers = packed_identifier(options.identifier)
         found = self.by_name.get(name)
         if found is None:
-            yield from self._last_values(name, options, identifiers)
-        elif found.expires_s <= self._broker.clock():
+            return self._last_values(name, options, identifiers)
+        if found.expires_s != NO_EXPIRY_S and found.expires_s <= self._broker.clock():
             self.forget(found)
-        else:
-            qos = min(found.qos, options.qos)
-            yield Message(name, found.payload, qos, True, found.properties, found.expires_s, identifiers)
+            return ()
+        qos = min(found.qos, options.qos)
+        return (Message(name, found.payload, qos, True, found.properties, found.expires_s, identifiers),)
 
     def _last_values(self, name: bytes, options: Options, identifiers: bytes) -> Iterator[Message]:
         """Return the last values of a topic as retained messages."""
@@ -201,7 +205,7 @@ class RetainedFeed:
         found: messages that were looked up already.
     """
 
-    __slots__ = ("_filters", "_names", "_retained", "found", "options", "text")
+    __slots__ = ("_matches", "_names", "_retained", "found", "options", "text")
 
     def __init__(
         self,
@@ -214,8 +218,7 @@ class RetainedFeed:
         self._retained, self.text, self.options = retained, text, options
         self._names = None if names is None else deque(names)
         self.found = deque(found)
-        self._filters = FilterTable()
-        self._filters.named(text)
+        self._matches = name_matcher(text)
 
     @property
     def has_begun(self) -> bool:
@@ -239,6 +242,6 @@ class RetainedFeed:
             if not self.names:
                 raise StopIteration
             name = self.names.popleft()
-            if self._filters.match(name) is not None:
+            if self._matches(name):
                 self.found.extend(self._retained.of_topic(name, self.options))
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import pack
 from typing import Any
 
@@ -14,7 +14,7 @@ from smqrt.broker.mqtt.messages import Message, Run
 from smqrt.broker.mqtt.publishing import PublishingClient
 from smqrt.broker.mqtt.session import check_characters
 from smqrt.broker.mqtt.system_topics import ROOT
-from smqrt.broker.outbox import AT_ONCE_S, Outbox, run_at_once, run_in_background
+from smqrt.broker.outbox import AT_ONCE_S, BLOCKED, Outbox, run_at_once, run_in_background
 from smqrt.broker.state import BrokerState
 from smqrt.wire.mqtt.fields import FIRST_FAILURE, PacketType, Reason, is_topic_filter, number_of
 from smqrt.wire.mqtt.packets import (
@@ -323,6 +323,16 @@ class SubscribingClient(PublishingClient):
         """Send PUBLISH packets with QoS 1 or 2."""
         self.mqtt_outbox.send_packet(packets)
 
+    def send_unnumbered(self, packets: bytes) -> None:
+        """Send retained messages with QoS 0, as PUBLISH packets."""
+        self.mqtt_outbox.send_packets(packets, b"")
+
+    def flush(self) -> None:
+        """Pass what was sent to the socket now, not at the end of the turn."""
+        outbox = self.outbox
+        if outbox.queue and outbox.life is not BLOCKED:
+            outbox.flush()
+
     def alias_of(self, name: bytes) -> int:
         """Return the topic alias for a message with QoS 1 or 2 that is sent now, see `Message.parts`.
 
@@ -341,7 +351,7 @@ class SubscribingClient(PublishingClient):
         self.aliases_out[name] = number
         return number << 1
 
-    def received_row(self, numbers: list[int]) -> None:
+    def received_row(self, numbers: Sequence[int]) -> None:
         """Handle PUBREC packets without reasons."""
         device = self.device
         assert device is not None

@@ -222,6 +222,8 @@ def encode_acknowledgements(first: int, numbers: bytes, code: bytes = b"") -> by
         code: their reason code of MQTT 5 as a byte; empty for success.
     """
     size = 4 + len(code)
+    if len(numbers) == 2:
+        return bytes((first, size - 2)) + numbers + code
     row = bytearray((bytes((first, size - 2, 0, 0)) + code) * (len(numbers) >> 1))
     row[2::size], row[3::size] = numbers[::2], numbers[1::2]
     return bytes(row)

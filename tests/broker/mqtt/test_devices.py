@@ -10,10 +10,11 @@ import pytest
 
 from smqrt.broker.mqtt.device import Will
 from smqrt.broker.mqtt.filters import Options
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch
 from smqrt.broker.mqtt.records import record_of, restore
 from smqrt.broker.outbox import Drop
 from smqrt.settings.limits import MqttSettings
+from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import PacketType
 from smqrt.wire.mqtt.filter_tree import FilterTree
 from tests.broker.memory_clients import heard, observe, settle, subscribe
@@ -104,6 +105,37 @@ def test_a_shared_subscription_delivers_each_message_to_one_member() -> None:
     shares = [one.take() for one in members]
     assert sorted(map(len, shares)) == [3, 3, 3]
     assert sorted(sum(shares, [])) == alone.take() == [b"%d" % at for at in range(9)]
+
+
+def test_members_of_a_shared_subscription_get_their_messages_in_order_and_in_turn() -> None:
+    hub = MqttHub()
+    members = [hub.client(f"m{at}", "$share/g/t", qos=1)[1] for at in range(3)]
+    hub.publish(b"t", b"0", b"1", b"2", b"3", qos=1)
+    hub.publish(b"t", b"4", b"5", qos=1)
+    hub.publish(b"t", b"6", qos=1)
+    hub.publish(b"t", b"7", b"8", b"9", b"10", qos=1)
+    assert [one.take() for one in members] == [[b"0", b"3", b"6", b"9"], [b"1", b"4", b"7", b"10"], [b"2", b"5", b"8"]]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_member_that_leaves_during_a_delivery_gets_no_more_messages(is_kept: bool) -> None:
+    hub = MqttHub()
+    clients = [hub.client(f"m{at}", "$share/g/t", qos=1) for at in range(3)]
+    topic = hub.broker.topic_table.named(b"t")
+    frames = b"".join(smq.publish_frame(topic.id, 7, 0, b"%d" % at) for at in range(6))
+    found = hub.devices.filters.match(b"t")
+    assert found is not None
+    steps = hub.devices.deliver_run(hub.devices.run(b"t", topic.key, mqtt_batch(frames, 1)), found)
+    next(steps)
+    leaving, _ = clients[1]
+    if is_kept:
+        hub.devices.left(leaving)
+    else:
+        hub.devices.unsubscribe(leaving, "$share/g/t")
+    for _ in steps:
+        pass
+    assert [sorted(receiver.take()) for _, receiver in clients] == [[b"0", b"3"], [], [b"1", b"2", b"4", b"5"]]
+    assert not leaving.waiting
 
 
 def test_a_member_without_a_connection_gets_messages_only_while_no_member_is_connected() -> None:
