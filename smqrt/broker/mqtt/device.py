@@ -658,15 +658,24 @@ class Device:
         self.pump()
 
     def _send_again(self) -> None:
-        """Send messages in flight again, as far as the window of this connection takes them."""
-        client = self.client
-        while self._unsent and self._can_send:
-            assert client is not None
-            number = self._unsent.pop(0)
+        """Send messages in flight again, as far as the window of this connection takes them, and all PUBREL packets.
+
+        PUBREL is not limited by the receive maximum (MQTT 5 §4.9), so it does not wait behind a message that is.
+        """
+        client, left = self.client, []
+        numbers, self._unsent = self._unsent, _NOTHING_UNSENT
+        waiting = len(numbers)
+        for number in numbers:
             message = self.in_flight[number]
+            has_place = client is not None and len(self.in_flight) - waiting < client.window and client.has_room
+            if client is None or (message is not None and (left or not has_place)):
+                left.append(number)
+                continue
+            waiting -= 1
             if self.rows is not None:
                 self._send_row(self.rows, client, number, True)
             elif message is None:
                 client.send_release(number)
             elif not client.send_message(message, number, True):
                 self._remove_in_flight(number)
+        self._unsent = left or _NOTHING_UNSENT

@@ -17,7 +17,7 @@ from smqrt.settings.limits import MqttSettings
 from smqrt.wire.mqtt.fields import PacketType
 from smqrt.wire.mqtt.filter_tree import FilterTree
 from tests.broker.memory_clients import heard, observe, settle, subscribe
-from tests.broker.mqtt.hub import MqttHub
+from tests.broker.mqtt.hub import MqttHub, Receiver
 
 
 def test_a_message_reaches_the_clients_whose_filters_match() -> None:
@@ -255,6 +255,27 @@ def test_messages_in_flight_come_again_in_order_and_released_ones_are_released_a
     assert again is device
     assert second.take() == [b"0", b"2", b"3"]
     assert (second.again, second.released) == ([receiver.numbers[0], receiver.numbers[2]], [receiver.numbers[1]])
+
+
+def test_a_pubrel_that_is_sent_again_does_not_wait_for_the_receive_maximum() -> None:
+    """MQTT 5 §4.9: a quota of zero holds back PUBLISH with QoS 1 and 2, and no other packet."""
+    hub = MqttHub()
+    device, receiver = hub.client("device", "t", qos=2)
+    hub.publish(b"t", b"0", b"1", b"2", b"3", qos=2)
+    first, second, third, fourth = receiver.numbers
+    assert device.received(fourth)
+    assert device.received(second)
+    hub.devices.left(device)
+    reconnected = Receiver(9, window=1)
+    hub.devices.open("device", clean=False)
+    device.resume(reconnected)
+    assert (reconnected.again, reconnected.released) == ([first], [fourth, second])
+    device.acknowledged(fourth, PacketType.PUBCOMP)
+    device.acknowledged(second, PacketType.PUBCOMP)
+    assert reconnected.again == [first]
+    device.received(first)
+    device.acknowledged(first, PacketType.PUBCOMP)
+    assert (reconnected.again, reconnected.released) == ([first, third], [fourth, second])
 
 
 def test_the_oldest_messages_are_lost_when_too_many_wait() -> None:
