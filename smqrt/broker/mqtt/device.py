@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from smqrt.broker.mqtt.devices import Devices
     from smqrt.broker.mqtt.retained import RetainedFeed
 
+UID_PREFIX = b"mqtt:"
+"""MQTT client ids have a name space of their own beside the uids of SMQ clients."""
+MAX_UID_BYTES = 200
+"""Longer uids are hashed: packets between nodes have one byte for the length."""
 NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 MESSAGE_BYTES = 150
@@ -34,6 +39,14 @@ _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
 _ANSWERED_QOS: dict[int, int] = {PacketType.PUBACK: 1, PacketType.PUBREC: 2, PacketType.PUBCOMP: 0}
 """The QoS of messages that an answer completes; 0 for those after PUBREC."""
+
+
+def uid_of(client_id: str) -> bytes:
+    """Return the uid of an MQTT client in the tables of the hub."""
+    raw = client_id.encode()
+    if len(raw) > MAX_UID_BYTES:
+        return UID_PREFIX + b"#" + blake2b(raw, digest_size=16).hexdigest().encode()
+    return UID_PREFIX + raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -662,7 +675,7 @@ class Device:
 
         PUBREL is not limited by the receive maximum (MQTT 5 §4.9), so it does not wait behind a message that is.
         """
-        client, left = self.client, []
+        client, left = self.client, list[int]()
         numbers, self._unsent = self._unsent, _NOTHING_UNSENT
         waiting = len(numbers)
         for number in numbers:

@@ -14,7 +14,7 @@ from struct import unpack
 from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
-from smqrt.broker.mqtt.device import NEVER_S, Device, Will
+from smqrt.broker.mqtt.device import MAX_UID_BYTES, NEVER_S, Device, Will, uid_of
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
 from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.ledger import Ledger
@@ -64,6 +64,7 @@ class Devices(DeliveryQueue):
 
     Attributes:
         sessions: sessions by client id, with and without a connection.
+        hashed: those with a long client id, by uid, which is a hash of the id.
         filters: the filters of all sessions.
         retained: the retained messages.
         readers: the subscribers that may read a topic.
@@ -91,6 +92,7 @@ class Devices(DeliveryQueue):
         "counts",
         "filters",
         "handshake_s",
+        "hashed",
         "hidden_failures",
         "ledger",
         "limits",
@@ -111,6 +113,7 @@ class Devices(DeliveryQueue):
         self.limits = settings or MqttSettings()
         self.handshake_s = 4.0
         self.sessions: dict[str, Device] = {}
+        self.hashed: dict[bytes, Device] = {}
         self.offline: dict[Device, None] = {}
         self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
@@ -583,8 +586,16 @@ class Devices(DeliveryQueue):
         if device is not None:
             self.offline.pop(device, None)
             return device, True
-        device = self.sessions[client_id] = Device(self, client_id)
+        device = Device(self, client_id)
+        self.add_session(device)
         return device, False
+
+    def add_session(self, device: Device) -> None:
+        """Add a session with a client id that no other one has."""
+        client_id = device.client_id
+        self.sessions[client_id] = device
+        if len(client_id.encode()) > MAX_UID_BYTES:
+            self.hashed[uid_of(client_id)] = device
 
     def count_connected(self) -> None:
         """Count a client that has connected."""
@@ -620,6 +631,8 @@ class Devices(DeliveryQueue):
             self.publish_will(will, self.broker.server)
         if self.sessions.get(device.client_id) is device:
             del self.sessions[device.client_id]
+            if self.hashed:
+                self.hashed.pop(uid_of(device.client_id), None)
             self.session_changed(device)
         run_at_once(self._end_subscriptions(device), self.broker.clock)
 

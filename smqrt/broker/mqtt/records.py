@@ -52,7 +52,7 @@ def restore_session(devices: Devices, record: Record) -> Device:
     device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
     device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
     device.dropped = record["dropped"]
-    devices.sessions[device.client_id] = device
+    devices.add_session(device)
     for one in record["waiting"]:
         device.keep(message_of(one))
     devices.offline[device] = None
