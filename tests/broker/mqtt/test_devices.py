@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from smqrt.broker.mqtt import filters as filters_module
 from smqrt.broker.mqtt.device import Will
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
@@ -186,12 +187,14 @@ def test_memory_does_not_grow_with_topics_times_subscribers() -> None:
         hub.broker.topic_table.named(b"t/%d" % at)
     for at in range(20):
         hub.client(f"d{at}", "#")
-    found = {id(one) for one in hub.devices._by_topic.values()}
-    assert (len(hub.devices._by_topic), len(found)) == (5_000, 1)
+    found = {id(one) for one in hub.devices.by_topic.values()}
+    assert (len(hub.devices.by_topic), len(found)) == (5_000, 1)
     assert len(hub.devices.filters.by_text) == 1
 
 
-def test_many_filters_find_what_a_simple_comparison_finds() -> None:
+@pytest.mark.parametrize("at_once", [16, 0])
+def test_many_filters_find_what_a_simple_comparison_finds(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters_module, "MAX_FILTERS_AT_ONCE", at_once)  # with 0, each set is a `WideSet`
     draw = random.Random(5)
     levels = ["a", "b", "", "c"]
     hub = MqttHub()
