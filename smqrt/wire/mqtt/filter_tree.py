@@ -15,7 +15,7 @@ _END = "/"
 
 
 class FilterTree(Generic[Value]):
-    """A value for each topic filter.
+    """A value for each topic filter, which is not None.
 
     A hub may have a million filters, which mostly have a beginning in common with few others. So the levels that no
     other filter has stay together: a filter takes about 150 bytes.
