@@ -48,6 +48,11 @@ class TopicSearch:
             next(self._steps, None)
             yield
 
+    def finish_now(self) -> None:
+        """Finish in one step, when sessions are restored: they may have a filter each, and there may be many topics."""
+        for _ in self.finish():
+            pass
+
     def _match_all(self) -> Iterator[None]:
         try:
             filters, self._new = self._new, []

@@ -18,6 +18,7 @@ from smqrt.broker.mqtt.filters import Deliveries, Delivery, FilterSet, Options
 from smqrt.broker.mqtt.ledger import Ledger
 from smqrt.broker.mqtt.messages import Message, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
+from smqrt.broker.mqtt.records import record_of, restore
 from smqrt.broker.outbox import Drop
 from smqrt.settings.limits import MqttSettings
 from smqrt.wire import smq
@@ -373,3 +374,14 @@ def test_the_second_subscriber_of_a_new_filter_waits_for_its_topics() -> None:
         pass
     assert len(hub.devices.by_topic) == 100
     assert list(steps) == []
+
+
+def test_restored_sessions_share_a_pass_through_the_topics() -> None:
+    old, new = MqttHub(), MqttHub()
+    for at in range(100):
+        device, _ = old.client(f"d{at}", f"t/{at}/+", qos=1)
+        old.devices.left(device)
+        new.broker.topic_table.named(b"t/%d/x" % at)
+    restore(new.devices, record_of(old.devices))
+    assert new.devices.search._ended == 1
+    assert len(new.devices.by_topic) == 100
