@@ -10,7 +10,7 @@ import pytest
 
 from smqrt.errors import CloseReason
 from smqrt.server.mqtt import take_mqtt
-from smqrt.smq import mqtt_connection
+from smqrt.smq import data_path, mqtt_connection
 from smqrt.wire import websocket
 from tests.conformance.mqtt_script import data_of, packets_of
 from tests.conformance.test_mqtt_hub import Client
@@ -240,3 +240,22 @@ def test_a_client_that_does_not_answer_in_time(make_mqtt_site: MakeSite) -> None
     client.send(data_of("10: M V 02 00 00 { 15 'sum' } 'a'", 5))
     expect(client, "f0: 18 { 15 'sum' 16 '?' } / 20: 00 88 P")
     assert client.receive() is None
+
+
+def test_connections_that_break_together_are_closed_in_several_turns(
+    make_mqtt_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, deferred = make_mqtt_site(), list[object]()
+    real = data_path.DeferredClose
+
+    def counted(connection: Any, reason: CloseReason) -> data_path.DeferredClose:
+        deferred.append(connection)
+        return real(connection, reason)
+
+    monkeypatch.setattr(data_path, "DeferredClose", counted)
+    monkeypatch.setattr(data_path, "defer_at_s", lambda: 0.0)  # the time of each turn is used up
+    clients = [connected(site, f"c{at}") for at in range(3)]
+    for client in clients:
+        client.close()
+    wait_until(lambda: not site.state.sessions)
+    assert len(deferred) == 3

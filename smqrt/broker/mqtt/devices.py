@@ -661,7 +661,8 @@ class Devices(DeliveryQueue):
             if device.ends_s <= now_s and device in self.offline:
                 self.end(device)
                 self.counts.expired += 1
-            if not count % EXPIRY_CHECKS_PER_STEP:
+                yield
+            elif not count % EXPIRY_CHECKS_PER_STEP:
                 yield
 
     def _check_expiry_later(self) -> None:

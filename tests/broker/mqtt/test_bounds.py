@@ -385,3 +385,18 @@ def test_restored_sessions_share_a_pass_through_the_topics() -> None:
     restore(new.devices, record_of(old.devices))
     assert new.devices.search._ended == 1
     assert len(new.devices.by_topic) == 100
+
+
+def test_sessions_with_many_filters_expire_in_short_steps() -> None:
+    hub = MqttHub()
+    for at in range(60):
+        device, _ = hub.client(f"d{at}")
+        for number in range(300):
+            hub.devices.add_subscription(device, f"f/{at}/{number}/+", Options(0))
+        hub.devices.left(device)
+        device.ends_s = 0
+    hub.broker.clock = time.thread_time
+    assert longest_step_s(hub.devices._expire()) < STEP_S / 2
+    assert not hub.devices.sessions
+    settle()
+    assert not hub.devices.filters.by_text
