@@ -327,7 +327,7 @@ class SocketOutbox(Outbox):
             self.lost(reason)
         else:
             self.pause()
-            data_path.deferred_reads.append(data_path.DeferredClose(self, reason))
+            data_path.deferred_reads.append(data_path.DeferredCall(lambda: self.lost(reason)))
 
     def finish(self, reason: CloseReason) -> None:
         """Send the bytes that the socket accepts at once, drop the rest, and close; gracefully unless it is broken."""

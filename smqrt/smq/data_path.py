@@ -136,32 +136,20 @@ def install() -> None:
         watcher.ref = False  # they do not keep the process alive
 
 
-class LosableConnection(Protocol):
-    """A connection whose end was received."""
+class DeferredCall:
+    """A call in a later turn, in `deferred_reads`.
 
-    def lost(self, reason: CloseReason) -> None:
-        """Disconnect the session."""
-
-
-class DeferredClose:
-    """Closes a connection in a later turn.
-
-    Its end was received when the turn's time was used up. Deferring the receive instead would repeat it in each turn,
-    for many connections that close at the same time.
+    The end of a connection may be received when the turn's time is used up. Deferring the receive instead would repeat
+    it in each turn, for many connections that close at the same time.
 
     Args:
-        connection: the connection, which is paused.
-        reason: why it is closed.
+        function: the function to call.
     """
 
-    __slots__ = ("_connection", "_reason")
+    __slots__ = ("resume_now",)
 
-    def __init__(self, connection: LosableConnection, reason: CloseReason) -> None:
-        self._connection, self._reason = connection, reason
-
-    def resume_now(self) -> None:
-        """Close the connection."""
-        self._connection.lost(self._reason)
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.resume_now = function
 
 
 def _flush() -> None:

@@ -246,16 +246,30 @@ def test_connections_that_break_together_are_closed_in_several_turns(
     make_mqtt_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, deferred = make_mqtt_site(), list[object]()
-    real = data_path.DeferredClose
+    real = data_path.DeferredCall
 
-    def counted(connection: Any, reason: CloseReason) -> data_path.DeferredClose:
-        deferred.append(connection)
-        return real(connection, reason)
+    def counted(function: Callable[[], object]) -> data_path.DeferredCall:
+        deferred.append(function)
+        return real(function)
 
-    monkeypatch.setattr(data_path, "DeferredClose", counted)
+    monkeypatch.setattr(data_path, "DeferredCall", counted)
     monkeypatch.setattr(data_path, "defer_at_s", lambda: 0.0)  # the time of each turn is used up
     clients = [connected(site, f"c{at}") for at in range(3)]
     for client in clients:
         client.close()
     wait_until(lambda: not site.state.sessions)
     assert len(deferred) == 3
+
+
+def test_clients_that_are_silent_since_the_same_time_are_disconnected_in_several_turns(
+    make_mqtt_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_mqtt_site()
+    connected(site, "c")
+    connection = next(iter(site.state.sessions.values())).outbox
+    connection.session.keepalive_s, connection.heard_s = 1.0, 0.0
+    monkeypatch.setattr(data_path, "defer_at_s", lambda: 0.0)
+    connection.expired()
+    assert site.state.sessions
+    monkeypatch.undo()
+    wait_until(lambda: not site.state.sessions)

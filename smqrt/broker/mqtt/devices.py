@@ -702,11 +702,16 @@ class Devices(DeliveryQueue):
             if left_s > 0:
                 self.broker.call_later(min(left_s, MAX_TIMER_S), publish_when_due)
                 return
+            run_at_once(self._publish_delayed(device, will), self.broker.clock)  # many may be due at the same time
+
+        self.broker.call_later(min(max(due_s - self.broker.clock(), 0), MAX_TIMER_S), publish_when_due)
+
+    def _publish_delayed(self, device: Device, will: Will) -> Iterator[None]:
+        if device.will is will:
             device.will = None
             self.publish_will(will, self.broker.server)
             self.session_changed(device)
-
-        self.broker.call_later(min(max(due_s - self.broker.clock(), 0), MAX_TIMER_S), publish_when_due)
+        yield
 
     def forget_wills(self) -> None:
         """Publish no more wills: the sessions have moved to another process."""

@@ -13,13 +13,13 @@ from smqrt.broker.mqtt import filters as filters_module
 from smqrt.broker.mqtt import ledger as ledger_module
 from smqrt.broker.mqtt import readers as readers_module
 from smqrt.broker.mqtt import subscribing
-from smqrt.broker.mqtt.device import MAX_LARGE_BYTES
+from smqrt.broker.mqtt.device import MAX_LARGE_BYTES, Will
 from smqrt.broker.mqtt.filters import Deliveries, Delivery, FilterSet, Options
 from smqrt.broker.mqtt.ledger import Ledger
-from smqrt.broker.mqtt.messages import Message, mqtt_batch
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.records import record_of, restore
-from smqrt.broker.outbox import Drop
+from smqrt.broker.outbox import Drop, flush_dirty
 from smqrt.settings.limits import MqttSettings
 from smqrt.wire import smq
 from tests.broker.memory_clients import settle
@@ -400,3 +400,22 @@ def test_sessions_with_many_filters_expire_in_short_steps() -> None:
     assert not hub.devices.sessions
     settle()
     assert not hub.devices.filters.by_text
+
+
+def test_wills_that_are_due_together_are_published_in_portions() -> None:
+    hub = MqttHub()
+    _, receiver = hub.client("reader", "gone")
+    for at in range(3000):
+        device, _ = hub.devices.open(f"d{at}", clean=False)
+        device.expiry_s = 60
+        hub.devices.delay_will(device, Will(Message(b"gone", b"%d" % at, 0), 5, NO_EXPIRY_S), 5.0)
+    due, hub.later = hub.later, []
+    began_s = time.thread_time()
+    hub.broker.clock = lambda: 5.0 + time.thread_time() - began_s
+    with no_collections():
+        for _, function in due:
+            function()  # type: ignore[operator]
+        assert time.thread_time() - began_s < STEP_S / 2
+    while len(receiver.got) < 3000:
+        flush_dirty(time.thread_time)
+    assert [payload for _, payload, *_ in receiver.got] == [b"%d" % at for at in range(3000)]
