@@ -17,6 +17,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Protocol
 
+from smqrt.broker.background import BackgroundTasks, TimeAtOnce
 from smqrt.errors import CloseReason
 from smqrt.wire.connection_state import Life
 from smqrt.wire.mqtt.filter_tree import FilterTree
@@ -39,10 +40,10 @@ FLUSHED_BY_CLOCK = 2
 """
 FLUSH_S = 0.006
 """Time for flushing in one turn, and again for the backlog."""
-BACKGROUND_S = 0.004
-"""Time for background tasks in one turn."""
 AT_ONCE_S = 0.002
 """Time for a task that runs at once, as far as it gets (`run_at_once`)."""
+ALL_AT_ONCE_S = 0.006
+"""Time for all these tasks of a turn: thousands of clients may connect, subscribe or disconnect in it."""
 
 dirty: list[Outbox] = []
 """Outboxes with something to send in this turn. A plain list, because each batch appends to it."""
@@ -255,36 +256,7 @@ def frame_ends(batch: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[
     return ends
 
 
-class BackgroundTasks:
-    """Work that is too long for one turn of the loop, as generators.
-
-    They run one after the other in the order they were added, a few milliseconds per turn.
-
-    Attributes:
-        steps: the generators that are not finished.
-    """
-
-    def __init__(self) -> None:
-        self.steps: deque[Iterator[None]] = deque()
-
-    def add(self, steps: Iterator[None]) -> None:
-        """Append a generator. An exception ends it and is logged."""
-        self.steps.append(steps)
-
-    def work(self, clock: Callable[[], float]) -> None:
-        """Run generators for `BACKGROUND_S` on `clock`, which returns seconds, or until none is left."""
-        until_s = clock() + BACKGROUND_S
-        while self.steps:
-            try:
-                for _ in self.steps[0]:  # stays in front while it is unfinished: the next turn continues it
-                    if clock() >= until_s:
-                        return
-            except Exception:
-                log.exception("error in a background task")
-            self.steps.popleft()
-
-
-_background = BackgroundTasks()
+_background, _at_once = BackgroundTasks(), TimeAtOnce()
 _steps = _background.steps  # each turn asks whether there are any: faster than a method
 _wake = Outbox()
 """An outbox with an empty queue: in `dirty` it causes another turn of the loop."""
@@ -297,12 +269,20 @@ def run_in_background(steps: Iterator[None]) -> None:
 
 
 def run_at_once(steps: Iterator[None], clock: Callable[[], float]) -> None:
-    """Run a generator now for `AT_ONCE_S` on `clock`, which returns seconds, and the rest in the next turns."""
-    until_s = clock() + AT_ONCE_S
+    """Run a generator now for `AT_ONCE_S` on `clock`, which returns seconds, and the rest in the next turns.
+
+    When such tasks have used `ALL_AT_ONCE_S` of this turn, all of it runs in the next turns.
+    """
+    if _at_once.spent_s >= ALL_AT_ONCE_S:
+        run_in_background(steps)
+        return
+    began_s = now_s = clock()
     for _ in steps:
-        if clock() >= until_s:
+        now_s = clock()
+        if now_s - began_s >= AT_ONCE_S:
             run_in_background(steps)
-            return
+            break
+    _at_once.spent_s += now_s - began_s
 
 
 def _queued_bytes(outbox: Outbox) -> int:
@@ -336,6 +316,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     Returns:
         True when something is left for the next turn.
     """
+    _at_once.spent_s = 0.0
     if ahead:
         _flush_ahead()
     if len(dirty) == 1 and not backlog and not _steps:  # nearly every turn while the load is low

@@ -12,7 +12,7 @@ from typing import TypeVar
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import MAX_STAMP as MAX_VALUE_STAMP
 from smqrt.broker.last_values import clock
-from smqrt.broker.mqtt.client import UID_PREFIX
+from smqrt.broker.mqtt.device import UID_PREFIX
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration, NodeEvents

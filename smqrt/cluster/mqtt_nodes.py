@@ -179,9 +179,9 @@ class MqttNodes:
         """Remove cached routes to the topics that changed filters match, in portions."""
         yield  # more filters may follow in this turn
         changed, self._changed = self._changed, {}
-        tree: FilterTree[None] = FilterTree()
+        tree: FilterTree[bool] = FilterTree()
         for text in changed:
-            tree.set((split_shared(text) or (None, text))[1], None)
+            tree.set((split_shared(text) or (None, text))[1], True)
         for topic in list(self._broker.topic_table.by_name.values()):
             if (
                 topic.cached

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.client import MAX_UID_BYTES, UID_PREFIX, uid_of
-from smqrt.broker.mqtt.device import NEVER_S, Device
+from smqrt.broker.mqtt.device import NEVER_S, UID_PREFIX, Device, uid_of
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.records import restore_session, session_record
@@ -313,11 +312,10 @@ class SessionMoves:
                 yield
 
     def _device_of(self, uid: bytes) -> Device | None:
-        sessions: dict[str, Device] = self._state.broker.devices.sessions
-        found = sessions.get(uid.removeprefix(UID_PREFIX).decode("utf-8", "replace"))
-        if found is None and uid.startswith(UID_PREFIX + b"#"):  # of a long client id
-            long = (one for client_id, one in sessions.items() if len(client_id) > MAX_UID_BYTES // 4)
-            found = next((one for one in long if uid_of(one.client_id) == uid), None)
+        devices = self._state.broker.devices
+        found: Device | None = devices.sessions.get(uid.removeprefix(UID_PREFIX).decode("utf-8", "replace"))
+        if found is None:
+            found = devices.hashed.get(uid)
         return found if found is not None and uid_of(found.client_id) == uid else None
 
     def _age_s(self, device: Device) -> float:

@@ -321,6 +321,14 @@ class SocketOutbox(Outbox):
         """Disconnect the session of a broken connection."""
         self.session.disconnect(reason)
 
+    def lost_soon(self, reason: CloseReason) -> None:
+        """Disconnect as `lost`; in a later turn when this one's time is used up: many may break at the same time."""
+        if time() < data_path.defer_at_s():
+            self.lost(reason)
+        else:
+            self.pause()
+            data_path.deferred_reads.append(data_path.DeferredCall(lambda: self.lost(reason)))
+
     def finish(self, reason: CloseReason) -> None:
         """Send the bytes that the socket accepts at once, drop the rest, and close; gracefully unless it is broken."""
         if self.life.over:
@@ -444,14 +452,10 @@ class RawConnection(SocketOutbox):
         except BlockingIOError:
             return
         except OSError:
-            self.lost(CloseReason.READ_FAILED)
+            self.lost_soon(CloseReason.READ_FAILED)
             return
         if not got:
-            if time() < data_path.defer_at_s():
-                self.lost(CloseReason.PEER_CLOSED)
-            else:  # many connections close at the same time: this one is closed in the next turn
-                self.pause()
-                data_path.deferred_reads.append(_DeferredClose(self))
+            self.lost_soon(CloseReason.PEER_CLOSED)
             return
         if got <= SMALL_READ_BYTES and not held and not self.websocket:
             data = chars[:got]
@@ -505,10 +509,10 @@ class RawConnection(SocketOutbox):
         except BlockingIOError:
             return 0
         except OSError:
-            self.lost(CloseReason.READ_FAILED)
+            self.lost_soon(CloseReason.READ_FAILED)
             return 0
         if not got:
-            self.lost(CloseReason.PEER_CLOSED)
+            self.lost_soon(CloseReason.PEER_CLOSED)
         elif got == size:
             self.receive_bytes = min(size << 1, MAX_RECEIVE_BYTES)
         elif size > MIN_RECEIVE_BYTES and got < size >> 2:
@@ -733,18 +737,3 @@ class RawConnection(SocketOutbox):
     def receive_failed(self) -> None:
         """Disconnect: the forwarder could not receive."""
         self.lost(CloseReason.READ_FAILED)
-
-
-class _DeferredClose:
-    """Closes a connection in a later turn.
-
-    The end of the stream was received when the turn's time was used up. Deferring the receive instead would repeat it
-    in each turn, for many connections that close at the same time.
-    """
-
-    def __init__(self, connection: RawConnection) -> None:
-        self._connection = connection
-
-    def resume_now(self) -> None:
-        """Close the connection."""
-        self._connection.lost(CloseReason.PEER_CLOSED)

@@ -136,6 +136,22 @@ def install() -> None:
         watcher.ref = False  # they do not keep the process alive
 
 
+class DeferredCall:
+    """A call in a later turn, in `deferred_reads`.
+
+    The end of a connection may be received when the turn's time is used up. Deferring the receive instead would repeat
+    it in each turn, for many connections that close at the same time.
+
+    Args:
+        function: the function to call.
+    """
+
+    __slots__ = ("resume_now",)
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.resume_now = function
+
+
 def _flush() -> None:
     """Flush all queues, and start another turn at once if there is more to do.
 

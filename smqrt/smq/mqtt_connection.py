@@ -296,7 +296,10 @@ class MqttConnection(RawConnection):
             return
         silent_s = time() - self.heard_s
         if silent_s >= keepalive_s and not self.paused:
-            self.session.keepalive_expired()
+            if time() < data_path.defer_at_s():
+                self.session.keepalive_expired()
+            else:  # many are silent since the same time
+                data_path.deferred_reads.append(data_path.DeferredCall(self.expired))
         else:
             self.set_deadline(max(keepalive_s - silent_s, 0.1))
 

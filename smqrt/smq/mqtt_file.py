@@ -225,6 +225,7 @@ def restore(connection: sqlite3.Connection, devices: Devices, now_s: float) -> t
         else:
             rows = queues.get(record["number"], ())
             restore_saved(devices, ledger, record, rows, messages, devices.limits.will_grace_s)
+    devices.search.finish_now()
     ledger.recorded.update(record["id"] for record in records)
     devices.ledger = ledger
     for device in changed:

@@ -17,6 +17,7 @@ from smqrt.broker.outbox import (
     backlog,
     dirty,
     flush_dirty,
+    run_at_once,
     run_in_background,
 )
 from smqrt.wire import smq
@@ -300,3 +301,22 @@ def test_a_failing_task_delays_no_other(caplog: pytest.LogCaptureFixture) -> Non
         pass
     assert done == [1]
     assert "error in a background task" in caplog.text
+
+
+def test_tasks_that_run_at_once_share_the_time_of_a_turn() -> None:
+    """A thousand clients that disconnect together have a few milliseconds together."""
+    times_s, done = itertools.count(0, 0.001), list[int]()
+
+    def task(number: int) -> Iterator[None]:
+        for _ in range(3):
+            yield
+        done.append(number)
+
+    flush_dirty()
+    for number in range(100):
+        run_at_once(task(number), lambda: next(times_s))
+    used_s = next(times_s)
+    assert used_s < 2 * module.ALL_AT_ONCE_S + module.AT_ONCE_S
+    while flush_dirty():
+        pass
+    assert sorted(done) == list(range(100))

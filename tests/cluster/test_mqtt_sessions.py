@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from smqrt.auth.identity import Identity, Method
+from smqrt.broker.mqtt.device import uid_of
 from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.take_overs import MAX_TAKE_OVERS, WINDOW_S
 from smqrt.cluster import mqtt_sessions
+from smqrt.cluster.mqtt_sessions import SessionMoves
 from smqrt.wire.mqtt.fields import PacketType
 from smqrt.wire.mqtt.packets import (
     ConnectPacket,
@@ -18,6 +22,7 @@ from smqrt.wire.mqtt.packets import (
     decode_publish,
     encode,
 )
+from tests.broker.mqtt.hub import MqttHub
 from tests.broker.mqtt.memory_devices import MemoryDevice
 from tests.cluster.mqtt_hubs import MqttCluster
 
@@ -288,3 +293,20 @@ def test_clients_of_several_nodes_that_replace_each_other_wait() -> None:
     assert waiting.is_kept
     devices[-1].settle()
     assert devices[-1].closed_with == 0x8E
+
+
+def test_the_session_of_a_long_client_id_is_found_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = MqttHub()
+    for at in range(100):
+        hub.client("x" * 300 + str(at))
+    asked: list[str] = []
+    monkeypatch.setattr(mqtt_sessions, "uid_of", lambda client_id: asked.append(client_id) or uid_of(client_id))
+    moves = SessionMoves.__new__(SessionMoves)
+    moves._state = SimpleNamespace(broker=hub.broker)  # type: ignore[assignment]
+    last = "x" * 300 + "99"
+    assert moves._device_of(uid_of(last)) is hub.devices.sessions[last]
+    assert moves._device_of(uid_of("y" * 300)) is None
+    assert asked == [last]
+    for device in list(hub.devices.sessions.values()):
+        hub.devices.end(device)
+    assert not hub.devices.hashed

@@ -12,7 +12,7 @@ from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.outbox import Drop
 from smqrt.errors import CloseReason
 from smqrt.server.mqtt import take_mqtt
-from smqrt.smq import mqtt_connection
+from smqrt.smq import data_path, mqtt_connection
 from smqrt.wire import websocket
 from tests.conformance.mqtt_script import data_of, packets_of
 from tests.conformance.test_mqtt_hub import Client
@@ -257,3 +257,36 @@ def test_a_client_that_does_not_answer_in_time(make_mqtt_site: MakeSite) -> None
     client.send(data_of("10: M V 02 00 00 { 15 'sum' } 'a'", 5))
     expect(client, "f0: 18 { 15 'sum' 16 '?' } / 20: 00 88 P")
     assert client.receive() is None
+
+
+def test_connections_that_break_together_are_closed_in_several_turns(
+    make_mqtt_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, deferred = make_mqtt_site(), list[object]()
+    real = data_path.DeferredCall
+
+    def counted(function: Callable[[], object]) -> data_path.DeferredCall:
+        deferred.append(function)
+        return real(function)
+
+    monkeypatch.setattr(data_path, "DeferredCall", counted)
+    monkeypatch.setattr(data_path, "defer_at_s", lambda: 0.0)  # the time of each turn is used up
+    clients = [connected(site, f"c{at}") for at in range(3)]
+    for client in clients:
+        client.close()
+    wait_until(lambda: not site.state.sessions)
+    assert len(deferred) == 3
+
+
+def test_clients_that_are_silent_since_the_same_time_are_disconnected_in_several_turns(
+    make_mqtt_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_mqtt_site()
+    connected(site, "c")
+    connection = next(iter(site.state.sessions.values())).outbox
+    connection.session.keepalive_s, connection.heard_s = 1.0, 0.0
+    monkeypatch.setattr(data_path, "defer_at_s", lambda: 0.0)
+    connection.expired()
+    assert site.state.sessions
+    monkeypatch.undo()
+    wait_until(lambda: not site.state.sessions)

@@ -28,6 +28,7 @@ from tests.broker.mqtt.memory_devices import MemoryDevice
 from tests.server.restart.hot import HotServed, application
 from tests.server.restart.test_mqtt_clients import MqttPeer
 from tests.support.device import Site, bounded
+from tests.support.garbage import no_collections
 from tests.support.mqtt_reference import packet
 from tests.support.waiting import wait_until
 
@@ -111,6 +112,19 @@ def test_a_damaged_file_is_refused(make_site: MakeSite, tmp_path: Path, change: 
         connection.execute(change)
     with pytest.raises(ArgumentError, match=what):
         make_site(mqtt=True, persist=str(path))
+
+
+def test_a_file_with_many_damaged_sessions_is_refused_at_the_first(make_site: MakeSite, tmp_path: Path) -> None:
+    path = tmp_path / "hub.sqlite"
+    filled(make_site(mqtt=True, persist=str(path))).broker.close()
+    with sqlite3.connect(path) as connection:
+        rows = [(f"d{at}", "{" * 100, 1) for at in range(50_000)]
+        connection.executemany("INSERT INTO mqtt_sessions VALUES (?, ?, ?)", rows)
+    with no_collections():
+        began_s = time.thread_time()
+        with pytest.raises(ArgumentError, match=r"session of 'd0' was changed; restore it from a backup or remove it"):
+            make_site(mqtt=True, persist=str(path))
+        assert time.thread_time() - began_s < 0.05
 
 
 def client(site: Site, name: bytes) -> MemoryDevice:

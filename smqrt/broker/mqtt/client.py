@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from hashlib import blake2b
 from typing import Any
 
 from smqrt.auth.identity import TOKEN, Action
 from smqrt.broker.mqtt.authentication import Exchange
-from smqrt.broker.mqtt.device import NEVER_S, Will
+from smqrt.broker.mqtt.device import NEVER_S, Will, uid_of
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
@@ -42,10 +41,6 @@ from smqrt.wire.smq import ConnackCode
 
 KEEPALIVE_FACTOR = 1.5
 """A connection is closed after 1.5 times the keep-alive without a packet [MQTT-3.1.2-22]."""
-UID_PREFIX = b"mqtt:"
-"""MQTT client ids have a name space of their own beside the uids of SMQ clients."""
-MAX_UID_BYTES = 200
-"""Longer uids are hashed: packets between nodes have one byte for the length."""
 MAX_MATCHED_CHARS = 1000
 """Longer client ids match no pattern of `mqtt.client_id`: the time of a comparison grows with the length."""
 _REFUSALS = {
@@ -79,14 +74,6 @@ _ENDS = {
     CloseReason.HOOK_FAILED: Reason.UNSPECIFIED_ERROR,
 }
 """Reason codes of DISCONNECT for MQTT 5."""
-
-
-def uid_of(client_id: str) -> bytes:
-    """Return the uid of an MQTT client in the tables of the hub."""
-    raw = client_id.encode()
-    if len(raw) > MAX_UID_BYTES:
-        return UID_PREFIX + b"#" + blake2b(raw, digest_size=16).hexdigest().encode()
-    return UID_PREFIX + raw
 
 
 class MqttClient(SubscribingClient):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from smqrt.broker.mqtt.devices import Devices
     from smqrt.broker.mqtt.retained import RetainedFeed
 
+UID_PREFIX = b"mqtt:"
+"""MQTT client ids have a name space of their own beside the uids of SMQ clients."""
+MAX_UID_BYTES = 200
+"""Longer uids are hashed: packets between nodes have one byte for the length."""
 NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 MAX_LARGE_BYTES = 1 << 20
@@ -34,6 +39,14 @@ _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
 _ANSWERED_QOS: dict[int, int] = {PacketType.PUBACK: 1, PacketType.PUBREC: 2, PacketType.PUBCOMP: 0}
 """The QoS of messages that an answer completes; 0 for those after PUBREC."""
+
+
+def uid_of(client_id: str) -> bytes:
+    """Return the uid of an MQTT client in the tables of the hub."""
+    raw = client_id.encode()
+    if len(raw) > MAX_UID_BYTES:
+        return UID_PREFIX + b"#" + blake2b(raw, digest_size=16).hexdigest().encode()
+    return UID_PREFIX + raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -714,15 +727,24 @@ class Device:
         self.pump()
 
     def _send_again(self) -> None:
-        """Send messages in flight again, as far as the window of this connection takes them."""
-        client = self.client
-        while self._unsent and self._can_send:
-            assert client is not None
-            number = self._unsent.pop(0)
+        """Send messages in flight again, as far as the window of this connection takes them, and all PUBREL packets.
+
+        PUBREL is not limited by the receive maximum (MQTT 5 §4.9), so it does not wait behind a message that is.
+        """
+        client, left = self.client, list[int]()
+        numbers, self._unsent = self._unsent, _NOTHING_UNSENT
+        waiting = len(numbers)
+        for number in numbers:
             message = self.in_flight[number]
+            has_place = client is not None and len(self.in_flight) - waiting < client.window and client.has_room
+            if client is None or (message is not None and (left or not has_place)):
+                left.append(number)
+                continue
+            waiting -= 1
             if self.rows is not None:
                 self._send_row(self.rows, client, number, True)
             elif message is None:
                 client.send_release(number)
             elif not client.send_message(message, number, True):
                 self._remove_in_flight(number)
+        self._unsent = left or _NOTHING_UNSENT

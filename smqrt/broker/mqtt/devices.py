@@ -6,7 +6,7 @@ the MQTT clients. So all routes, hooks, the journal and backpressure are the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -14,12 +14,14 @@ from struct import unpack
 from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
-from smqrt.broker.mqtt.device import NEVER_S, Device, Will
+from smqrt.broker.mqtt.device import MAX_UID_BYTES, NEVER_S, Device, Will, uid_of
 from smqrt.broker.mqtt.features import ALL_FEATURES, Features
 from smqrt.broker.mqtt.filters import (
+    Delivery,
     Filter,
     FilterSet,
     FilterTable,
+    Group,
     Options,
     delivery,
     mqtt_name,
@@ -34,6 +36,7 @@ from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.mqtt.shared_rows import SharedRows
 from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.mqtt.take_overs import TakeOvers
+from smqrt.broker.mqtt.topic_search import TopicSearch
 from smqrt.broker.outbox import Drop, run_at_once, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
@@ -76,7 +79,10 @@ class Devices(DeliveryQueue):
 
     Attributes:
         sessions: sessions by client id, with and without a connection.
+        hashed: those with a long client id, by uid, which is a hash of the id.
         filters: the filters of all sessions.
+        by_topic: the filters that match each topic, of topics that have some.
+        search: finds the topics of filters.
         retained: the retained messages.
         readers: the subscribers that may read a topic.
         shared_rows: packets that several sessions send; see `SharedRows`.
@@ -96,15 +102,15 @@ class Devices(DeliveryQueue):
 
     __slots__ = (
         "__weakref__",
-        "_by_topic",
         "_gaps",
         "_is_notifying",
-        "_is_sweeping",
         "_pressed",
+        "by_topic",
         "counts",
         "features",
         "filters",
         "handshake_s",
+        "hashed",
         "hidden_failures",
         "ledger",
         "limits",
@@ -112,6 +118,7 @@ class Devices(DeliveryQueue):
         "pack",
         "readers",
         "retained",
+        "search",
         "sessions",
         "shared_rows",
         "subscription_bytes",
@@ -128,6 +135,7 @@ class Devices(DeliveryQueue):
         self.limits, self.features = settings or MqttSettings(), features
         self.handshake_s = 4.0
         self.sessions: dict[str, Device] = {}
+        self.hashed: dict[bytes, Device] = {}
         self.offline: dict[Device, None] = {}
         self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
@@ -140,9 +148,10 @@ class Devices(DeliveryQueue):
         self.waiting_bytes = self.subscription_bytes = 0
         self.ledger: Ledger | None = None
         self.pack: Callable[[bytes, int, bytes], bytes] = partial(mqtt_packets, packed_in_python)
-        self._by_topic: dict[Topic, FilterSet] = {}
+        self.by_topic: dict[Topic, FilterSet] = {}
         self._pressed: dict[Device, list[BrokerPeer]] = {}
-        self._is_sweeping = self._is_notifying = False
+        self.search = TopicSearch(self)
+        self._is_notifying = False
         self.unnamed_topics = self.hidden_failures = 0
         if broker.topic_table.by_name:
             run_in_background(self._count_unnamed())
@@ -157,7 +166,7 @@ class Devices(DeliveryQueue):
         """Subscribe to a new topic that filters match, or count it when MQTT can't name it."""
         assert topic.name is not None
         found = self.filters.match(topic.name)
-        self._set(topic, found)
+        self.set_filters(topic, found)
         if found is None and mqtt_name(topic.name) is None:
             self.unnamed_topics += 1
 
@@ -167,19 +176,20 @@ class Devices(DeliveryQueue):
             self.unnamed_topics += mqtt_name(name) is None
             yield
 
-    def _set(self, topic: Topic, found: FilterSet | None) -> None:
-        known = self._by_topic.get(topic)
+    def set_filters(self, topic: Topic, found: FilterSet | None) -> None:
+        """Set the filters that match a topic; None for none."""
+        known = self.by_topic.get(topic)
         if found is known:
             return
         if topic.observers:
             self.broker.notify_observers_later(topic)
         if found is None:
-            del self._by_topic[topic]
+            del self.by_topic[topic]
             self.readers.forget(topic.name or b"")
             self.broker.unsubscribed(topic, self)
             return
         was_shared_only = known is not None and known.is_shared_only
-        self._by_topic[topic] = found
+        self.by_topic[topic] = found
         if known is None:
             self.broker.subscribed(topic, self)
         elif self.broker.cluster is not None and was_shared_only is not found.is_shared_only:
@@ -193,6 +203,11 @@ class Devices(DeliveryQueue):
             text: a valid filter, perhaps of a shared subscription.
             options: its options; they replace those of the same filter.
         """
+        self.add_subscription(device, text, options)
+        yield from self.search.finish()
+
+    def add_subscription(self, device: Device, text: str, options: Options) -> None:
+        """Subscribe a client as `subscribe`, but look for topics later, see `TopicSearch.finish`."""
         group, wanted = split_shared(text) or (None, text)
         known = self.filters.by_text.get(wanted)
         one = known or self.filters.named(wanted)
@@ -207,11 +222,13 @@ class Devices(DeliveryQueue):
             shared = one.group(group)
             shared.members[device] = options
             shared.note(device)
-        one.forget_deliveries()
+        self.filters.changed(one)
         if self.broker.cluster is not None:
             self.broker.cluster.mqtt.filter_changed(text)
-        if known is None:
-            yield from self._match_topics(one)
+        if known is None and one.has_wildcard:
+            self.search.add(one)
+        elif known is None:
+            self._match_named(one)
         else:
             self._notify_observers(one)
             if self.broker.cluster is not None and bool(one.members) is not had_members:
@@ -221,26 +238,14 @@ class Devices(DeliveryQueue):
         device.wildcards += sign * text.count("+")
         self.subscription_bytes += sign * (len(text.encode()) + SUBSCRIPTION_BYTES)
 
-    def _match_topics(self, one: Filter) -> Iterator[None]:
-        table = self.broker.topic_table
-        if one.has_wildcard:
-            for topic in list(table.by_name.values()):
-                if topic.name is not None and self._may_match(one, topic.name):
-                    self._set(topic, self.filters.match(topic.name))
-                yield
-            return
-        name = one.text.encode()
+    def _match_named(self, one: Filter) -> None:
+        """Subscribe to the topic with the name of a new filter without wildcards."""
+        table, name = self.broker.topic_table, one.text.encode()
         found = table.by_name.get(name)
         if found is not None:
-            self._set(found, self.filters.match(name))
+            self.set_filters(found, self.filters.match(name))
         elif self.broker.cluster is not None and self.broker.limits.of_all(table, name) is None:
             table.named(name)  # other nodes send messages only to topics that this node knows; `_on_topic` subscribes
-
-    @staticmethod
-    def _may_match(one: Filter, name: bytes) -> bool:
-        """Return false for most topics that a filter does not match: their names begin differently."""
-        fixed = one.text.partition("+")[0].partition("#")[0].rstrip("/")
-        return name.startswith(fixed.encode())
 
     def unsubscribe(self, device: Device, text: str) -> bool:
         """End a subscription; return whether there was one."""
@@ -260,7 +265,7 @@ class Devices(DeliveryQueue):
             shared.note(device)
             if not shared.members:
                 del one.groups[group]
-        one.forget_deliveries()
+        self.filters.changed(one)
         self._notify_observers(one)
         if self.broker.cluster is not None:
             self.broker.cluster.mqtt.filter_changed(text)
@@ -271,23 +276,14 @@ class Devices(DeliveryQueue):
             if not one.has_wildcard:
                 topic = self.broker.topic_table.by_name.get(one.text.encode())
                 if topic is not None and topic.name is not None:
-                    self._set(topic, self.filters.match(topic.name))
-            elif not self._is_sweeping:
-                self._is_sweeping = True
-                run_in_background(self._sweep())
+                    self.set_filters(topic, self.filters.match(topic.name))
+            else:
+                self.search.removed()
         return True
-
-    def _sweep(self) -> Iterator[None]:
-        """Find the filters of topics again that have matched a removed filter, in portions."""
-        self._is_sweeping = False  # filters that are removed from now on start another one
-        for topic, found in list(self._by_topic.items()):
-            if found.is_stale and topic in self._by_topic and topic.name is not None:
-                self._set(topic, self.filters.match(topic.name))
-            yield
 
     def _represented(self, topic: Topic) -> int:
         """Return the number of MQTT subscribers of a topic, less the one that `Topic.subscribers` counts."""
-        found = self._by_topic.get(topic)
+        found = self.by_topic.get(topic)
         return 0 if found is None else found.subscribers - 1
 
     def _notify_observers(self, one: Filter) -> None:
@@ -303,7 +299,7 @@ class Devices(DeliveryQueue):
 
     def _notify_all(self) -> Iterator[None]:
         self._is_notifying = False
-        for topic in list(self._by_topic):
+        for topic in list(self.by_topic):
             if topic.observers:
                 self.broker.notify_observers_later(topic)
             yield
@@ -339,13 +335,13 @@ class Devices(DeliveryQueue):
         for topic in list(table.passing):
             excess -= 1
             is_handled = handlers is not None and handlers.has(topic)
-            is_old = excess >= 0 and topic.subscribers == (topic in self._by_topic) + is_handled
+            is_old = excess >= 0 and topic.subscribers == (topic in self.by_topic) + is_handled
             is_unused = not topic.subscribers or is_old
             if is_unused and topic in table.passing and not topic.observers:
                 if values is not None and values.selects(topic) and values.initial_frames(topic):
                     yield
                     continue
-                self._set(topic, None)
+                self.set_filters(topic, None)
                 if handlers is not None:
                     handlers.release(topic)
                 table.remove_named(topic)
@@ -365,7 +361,7 @@ class Devices(DeliveryQueue):
         elif topic.name is None:
             self._send_to_one(topic, batch)
             yield
-        elif (found := self._by_topic.get(topic)) is not None:
+        elif (found := self.by_topic.get(topic)) is not None:
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
             if self.ledger is not None and found.is_saved:
                 self._save_received(batch)
@@ -373,7 +369,7 @@ class Devices(DeliveryQueue):
     def deliver_at_once(self, batch: bytes) -> bool:
         """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
         topic = self.broker.topic_table.by_key.get(batch[smq.TID])
-        found = self._by_topic.get(topic) if topic is not None else None
+        found = self.by_topic.get(topic) if topic is not None else None
         if found is None or self.ledger is not None or self.readers.is_used or len(batch) > AT_ONCE_BYTES:
             return False
         deliveries = found.known_deliveries
@@ -398,7 +394,7 @@ class Devices(DeliveryQueue):
     def is_saved(self, batch: bytes) -> bool:
         """Return whether a session that is saved gets the messages of a batch."""
         topic = self.broker.topic_table.by_key.get(batch[smq.TID])
-        found = self._by_topic.get(topic) if topic is not None else None
+        found = self.by_topic.get(topic) if topic is not None else None
         return found is not None and found.is_saved
 
     @staticmethod
@@ -424,26 +420,29 @@ class Devices(DeliveryQueue):
         deliveries, may_read, batch = found.known_deliveries, _any_device, run.batch
         if deliveries is None:
             deliveries = yield from found.deliveries()
+        groups = found.groups if found.has_groups else ()  # now: later, a `WideSet` may have to find them again
+        chosen: list[Delivery] = deliveries
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, deliveries)
-            deliveries, may_read = readers.deliveries, readers.has
-        self._count_copies(batch, len(deliveries))
-        run.skips_numbers = len(deliveries) > DELIVERIES_AT_ONCE
+            chosen, may_read = deliveries if readers.chosen is None else readers.chosen, readers.has
+        self._count_copies(batch, len(chosen))
+        run.skips_numbers = len(chosen) > DELIVERIES_AT_ONCE
         group = batch.group if isinstance(batch, ArrivedBatch) else None
         if not group:
-            for one in deliveries:
+            for one in chosen:
                 one.device.deliver(run, one)
                 yield
-        if group != "" and found.has_groups:
-            yield from self._deliver_shared(run, found, group, may_read)
+        if group != "" and groups:
+            yield from self._deliver_shared(run, groups, group, may_read)
 
     def _deliver_shared(
-        self, run: Run, found: FilterSet, wanted: str | None, may_read: Callable[[Device], bool]
+        self, run: Run, groups: Iterable[Group], wanted: str | None, may_read: Callable[[Device], bool]
     ) -> Iterator[None]:
         """Deliver a batch to one client of each shared subscription, or of the one with the text `wanted`."""
         cluster = self.broker.cluster
-        for group in list(found.groups):
+        for group in groups:
             if wanted is not None and group.text != wanted:
+                yield
                 continue
             if (
                 wanted is None
@@ -477,20 +476,20 @@ class Devices(DeliveryQueue):
 
     def has_groups(self, topic: Topic) -> bool:
         """Return whether a topic has shared subscriptions."""
-        found = self._by_topic.get(topic)
+        found = self.by_topic.get(topic)
         return found is not None and found.has_groups
 
     def is_shared_only(self, topic: Topic) -> bool:
         """Return whether MQTT clients have only shared subscriptions of a topic; false when they have none."""
-        found = self._by_topic.get(topic)
+        found = self.by_topic.get(topic)
         return found is not None and found.is_shared_only
 
     def _interests_changed(self, one: Filter) -> Iterator[None]:
         """Announce topics that have other than shared subscriptions now, or no longer, because of a filter."""
         table, name = self.broker.topic_table.by_name, one.text.encode()
-        topics = list(self._by_topic) if one.has_wildcard else [table[name]] if name in table else []
+        topics = list(self.by_topic) if one.has_wildcard else [table[name]] if name in table else []
         for topic in topics:
-            found = self._by_topic.get(topic)
+            found = self.by_topic.get(topic)
             if found is not None and one in found.filters and (one.members or found.is_shared_only):
                 self._interest_changed(topic, found)
             yield
@@ -576,8 +575,8 @@ class Devices(DeliveryQueue):
         """Return whether a publisher to a topic has to wait for one of its subscribers; it is resumed then."""
         if not self._pressed:
             return False
-        found = self._by_topic.get(topic) if topic is not None else None
-        if found is None:
+        found = self.by_topic.get(topic) if topic is not None else None
+        if found is None or found.is_wide:  # the latter takes too long
             return False
         for device, waiting in islice(self._pressed.items(), MAX_PRESSED):
             if found.has(device) and publisher.etid != device.etid:
@@ -609,8 +608,16 @@ class Devices(DeliveryQueue):
         if device is not None:
             self.offline.pop(device, None)
             return device, True
-        device = self.sessions[client_id] = Device(self, client_id)
+        device = Device(self, client_id)
+        self.add_session(device)
         return device, False
+
+    def add_session(self, device: Device) -> None:
+        """Add a session with a client id that no other one has."""
+        client_id = device.client_id
+        self.sessions[client_id] = device
+        if len(client_id.encode()) > MAX_UID_BYTES:
+            self.hashed[uid_of(client_id)] = device
 
     def count_connected(self) -> None:
         """Count a client that has connected."""
@@ -646,6 +653,8 @@ class Devices(DeliveryQueue):
             self.publish_will(will, self.broker.server)
         if self.sessions.get(device.client_id) is device:
             del self.sessions[device.client_id]
+            if self.hashed:
+                self.hashed.pop(uid_of(device.client_id), None)
             self.session_changed(device)
         run_at_once(self._end_subscriptions(device), self.broker.clock)
 
@@ -671,7 +680,8 @@ class Devices(DeliveryQueue):
             if device.ends_s <= now_s and device in self.offline:
                 self.end(device)
                 self.counts.expired += 1
-            if not count % EXPIRY_CHECKS_PER_STEP:
+                yield
+            elif not count % EXPIRY_CHECKS_PER_STEP:
                 yield
 
     def _check_expiry_later(self) -> None:
@@ -711,11 +721,16 @@ class Devices(DeliveryQueue):
             if left_s > 0:
                 self.broker.call_later(min(left_s, MAX_TIMER_S), publish_when_due)
                 return
+            run_at_once(self._publish_delayed(device, will), self.broker.clock)  # many may be due at the same time
+
+        self.broker.call_later(min(max(due_s - self.broker.clock(), 0), MAX_TIMER_S), publish_when_due)
+
+    def _publish_delayed(self, device: Device, will: Will) -> Iterator[None]:
+        if device.will is will:
             device.will = None
             self.publish_will(will, self.broker.server)
             self.session_changed(device)
-
-        self.broker.call_later(min(max(due_s - self.broker.clock(), 0), MAX_TIMER_S), publish_when_due)
+        yield
 
     def forget_wills(self) -> None:
         """Publish no more wills: the sessions have moved to another process."""

@@ -6,13 +6,15 @@ share one `FilterSet`, so that memory does not grow with topics × subscribers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from smqrt.broker.mqtt.messages import packed_identifier
-from smqrt.wire.mqtt.filter_tree import FilterTree
+from smqrt.wire.mqtt.filter_tree import FilterTree, matches
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.device import Device
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 0xFFFF
 MEMBERS_PER_STEP = 200
 """Subscribers that are looked at at once."""
+MAX_FILTERS_AT_ONCE, MAX_PORTIONS_AT_ONCE = 16, 8
+"""Filters of a topic that are kept, and portions of the search for them at once; beyond, see `WideSet`."""
+SMALL_DELIVERIES = 8
+"""Subscribers of a topic that do not count for `MAX_REMEMBERED`."""
+MAX_LOOKED_AT = 1000
+"""Subscribers that are looked at for each message, to find out whether one is saved."""
+MAX_REMEMBERED = 200_000
+"""Deliveries that are kept, of about 100 bytes; the oldest are forgotten, and found again for the next message."""
 
 
 class Options(NamedTuple):
@@ -158,17 +168,19 @@ class Filter:
         text: the filter, without `$share` and the group.
         groups: shared subscriptions by name.
         alone: the set of this filter only; None until a topic has it.
-        others: the sets with other filters; None until there is one.
+        changes: how often the members or groups have changed, see `FilterTable.changed`.
+        is_removed: whether it was removed from the table.
     """
 
-    __slots__ = ("_members", "alone", "groups", "others", "text")
+    __slots__ = ("_members", "alone", "changes", "groups", "is_removed", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._members: _Members = ()  # a tuple while there is only one, since most filters belong to one client
         self.groups: dict[str, Group] = _NO_GROUPS
         self.alone: FilterSet | None = None
-        self.others: WeakSet[FilterSet] | None = None
+        self.changes = 0
+        self.is_removed = False
 
     @property
     def members(self) -> Iterable[tuple[Device, Options]]:
@@ -207,13 +219,6 @@ class Filter:
         else:
             self._members = ()
 
-    @property
-    def sets(self) -> Iterator[FilterSet]:
-        """The sets that have this filter."""
-        if self.alone is not None:
-            yield self.alone
-        yield from self.others or ()
-
     def group(self, name: str) -> Group:
         """Return the shared subscription with this name; create it if needed."""
         if self.groups is _NO_GROUPS:
@@ -233,10 +238,11 @@ class Filter:
         """Whether several topics can match."""
         return "+" in self.text or "#" in self.text
 
-    def forget_deliveries(self) -> None:
-        """Compute the deliveries again, since the subscribers have changed."""
-        for one in self.sets:
-            one.forget_deliveries()
+
+class Deliveries(list[Delivery]):
+    """The clients that get the messages of a topic. A class of its own has weak references."""
+
+    __slots__ = ("__weakref__",)
 
 
 class FilterSet:
@@ -244,63 +250,78 @@ class FilterSet:
 
     Attributes:
         filters: the filters.
-        is_stale: whether one of the filters was removed, or another one matches now.
+        is_wide: whether there are too many filters to look for them at once, see `WideSet`.
     """
 
-    __slots__ = ("__weakref__", "_changes", "_deliveries", "filters", "is_stale")
+    __slots__ = ("__weakref__", "_changes", "_deliveries", "_table", "_version", "filters")
+    is_wide = False
 
-    def __init__(self, filters: frozenset[Filter]) -> None:
-        self.filters = tuple(filters)
-        self.is_stale = False
-        self._changes = 0
-        self._deliveries: list[Delivery] | None = None
-        for one in filters:
-            if len(filters) == 1:
-                one.alone = self
-            elif one.others is None:
-                one.others = WeakSet((self,))
-            else:
-                one.others.add(self)
-
-    def forget_deliveries(self) -> None:
-        """See `Filter.forget_deliveries`."""
-        self._deliveries = None
-        self._changes += 1
+    def __init__(self, table: FilterTable, filters: Iterable[Filter] = ()) -> None:
+        self._table, self.filters = table, tuple(filters)
+        self._version = self._changes = -1
+        self._deliveries: Deliveries | None = None
 
     @property
-    def known_deliveries(self) -> list[Delivery] | None:
+    def is_stale(self) -> bool:
+        """Whether one of the filters was removed."""
+        return any(one.is_removed for one in self.filters)
+
+    @property
+    def known_deliveries(self) -> Deliveries | None:
         """The result of `deliveries`; None when the subscribers have changed since then."""
+        if self._version != self._table.version and not self._is_unchanged():
+            self._deliveries = None
         return self._deliveries
 
-    def deliveries(self) -> Generator[None, None, list[Delivery]]:
-        """Return the clients that get each message, without shared subscriptions; compute them in portions."""
-        if self._deliveries is not None:
-            return self._deliveries
-        changes = self._changes
-        options: dict[Device, list[Options]] = {}
-        found: list[Delivery] = []
-        members = [member for one in self.filters for member in one.members]
-        for count, (device, chosen) in enumerate(members, 1):
-            options.setdefault(device, []).append(chosen)
-            if not count % MEMBERS_PER_STEP:
-                yield
-        for count, (device, several) in enumerate(options.items(), 1):
-            found.append(delivery(device, several))
-            if not count % MEMBERS_PER_STEP:
-                yield
-        if changes == self._changes:
-            self._deliveries = found
+    def _is_unchanged(self) -> bool:
+        """Return whether the subscribers are the same as when `deliveries` has found them."""
+        if sum([one.changes for one in self.filters]) != self._changes:
+            return False
+        self._version = self._table.version
+        return True
+
+    def deliveries(self) -> Generator[None, None, Deliveries]:
+        """Return the clients that get each message, without shared subscriptions; find them in portions."""
+        if (known := self.known_deliveries) is not None:
+            return known
+        changes = sum([one.changes for one in self.filters])
+        found = yield from merged(member for one in self.filters for member in list(one.members))
+        if changes == sum([one.changes for one in self.filters]):
+            self._version, self._changes = self._table.version, changes
+            self.remember(found)
         return found
+
+    def remember(self, found: Deliveries, groups: int = 0) -> None:
+        """Keep the result of `deliveries`, and this number of groups with it."""
+        self._deliveries = found
+        if len(found) + groups > SMALL_DELIVERIES:
+            self._table.remembered(self, found, len(found) + groups)
+
+    def checked(self) -> None:
+        """Note that a removed filter was none of these, see `is_stale`."""
+
+    def has_found(self, found: Deliveries | None) -> bool:
+        """Return whether this is the last result of `deliveries`."""
+        return found is not None and self._deliveries is found
+
+    def forget(self) -> None:
+        """Free the memory of the result of `deliveries`."""
+        self._deliveries = None
 
     @property
     def is_saved(self) -> bool:
-        """Whether a message with QoS 1 or 2 waits in a session that is saved."""
-        if self._deliveries is not None:
-            if any(one.qos and one.device.rows is not None for one in self._deliveries):
+        """Whether a message with QoS 1 or 2 waits in a session that is saved; true if that takes long to find out."""
+        known = self.known_deliveries
+        qos_of = (
+            ((one.device, one.qos) for one in known)
+            if known is not None
+            else ((device, options.qos) for one in self.filters for device, options in one.members)
+        )
+        members = ((device, 1) for group in self.groups for device in group.members)
+        for count, (device, qos) in enumerate(chain(qos_of, members)):
+            if (qos and device.rows is not None) or count >= MAX_LOOKED_AT:
                 return True
-        elif any(options.qos and device.rows is not None for one in self.filters for device, options in one.members):
-            return True
-        return any(device.rows is not None for group in self.groups for device in group.members)
+        return False
 
     def has(self, device: Device) -> bool:
         """Return whether a client gets the messages, alone or in a group."""
@@ -310,10 +331,13 @@ class FilterSet:
         return False
 
     @property
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> list[Group]:
         """The shared subscriptions; each message goes to one client of each."""
+        found: list[Group] = []
         for one in self.filters:
-            yield from one.groups.values()
+            if one.groups:
+                found += one.groups.values()
+        return found
 
     @property
     def has_groups(self) -> bool:
@@ -331,18 +355,129 @@ class FilterSet:
     @property
     def subscribers(self) -> int:
         """The number of clients and groups; a client with several filters may count more than once for a moment."""
-        known = self._deliveries
+        known = self.known_deliveries
         clients = len(known) if known is not None else sum(one.member_count for one in self.filters)
         return clients + sum(len(one.groups) for one in self.filters)
 
 
+class WideSet(FilterSet):
+    """The filters that match one topic, when there are many.
+
+    They are not kept, since each topic may have others. They are looked for when a message is delivered, in portions,
+    and what was found is valid until a client subscribes or unsubscribes.
+
+    Args:
+        table: the filters of the hub.
+        name: the name of the topic.
+    """
+
+    __slots__ = ("_groups", "_name", "_removals")
+    is_wide = True
+
+    def __init__(self, table: FilterTable, name: str) -> None:
+        super().__init__(table)
+        self._name, self._removals = name, table.removals
+        self._groups: list[Group] | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a filter was removed, perhaps one of these."""
+        return self._removals != self._table.removals
+
+    def checked(self) -> None:
+        """See `FilterSet.checked`."""
+        self._removals = self._table.removals
+
+    def _is_unchanged(self) -> bool:
+        self._groups = None
+        return False
+
+    def forget(self) -> None:
+        """See `FilterSet.forget`."""
+        self._deliveries = self._groups = None
+
+    def deliveries(self) -> Generator[None, None, Deliveries]:
+        """See `FilterSet.deliveries`."""
+        if (known := self.known_deliveries) is not None:
+            return known
+        version, filters = self._table.version, list[Filter]()
+        for one in self._table.search(self._name):
+            if one is None:
+                yield
+            else:
+                filters.append(one)
+        found = yield from merged(member for one in filters for member in list(one.members))
+        self._groups = [group for one in filters for group in one.groups.values()]
+        self._version = self._table.version if version == self._table.version else -1
+        self.remember(found, len(self._groups))
+        return found
+
+    @property
+    def is_saved(self) -> bool:
+        """See `FilterSet.is_saved`; true while that is unknown."""
+        return self.known_deliveries is None or super().is_saved
+
+    def has(self, device: Device) -> bool:
+        """See `FilterSet.has`."""
+        shared = (split_shared(text) for text in device.subscriptions)
+        return any(found is not None and matches(found[1], self._name) for found in shared)
+
+    @property
+    def groups(self) -> list[Group]:
+        """See `FilterSet.groups`: those that `deliveries` has found."""
+        return self._groups or []
+
+    @property
+    def has_groups(self) -> bool:
+        """See `FilterSet.has_groups`; true while that is unknown."""
+        return self._groups is None or bool(self._groups)
+
+    @property
+    def is_shared_only(self) -> bool:
+        """See `FilterSet.is_shared_only`; false while that is unknown."""
+        known = self.known_deliveries
+        return known is not None and not known and self.has_groups
+
+    @property
+    def subscribers(self) -> int:
+        """See `FilterSet.subscribers`; 1 while the number is unknown."""
+        known = self.known_deliveries
+        return 1 if known is None else max(len(known) + len(self._groups or ()), 1)
+
+
+def merged(members: Iterable[tuple[Device, Options]]) -> Generator[None, None, Deliveries]:
+    """Return the subscriptions by client, in portions: a client may have many that overlap."""
+    options: dict[Device, list[Options]] = {}
+    for count, (device, chosen) in enumerate(members, 1):
+        options.setdefault(device, []).append(chosen)
+        if not count % MEMBERS_PER_STEP:
+            yield
+    found, work = Deliveries(), 0
+    for device, several in options.items():
+        found.append(delivery(device, several))
+        work += len(several)
+        if work >= MEMBERS_PER_STEP:
+            work = 0
+            yield
+    return found
+
+
 class FilterTable:
-    """All filters of one hub."""
+    """All filters of one hub.
+
+    Attributes:
+        by_text: the filters by text.
+        version: grows when a client subscribes or unsubscribes.
+        removals: the number of filters that were removed.
+    """
 
     def __init__(self) -> None:
         self.by_text: dict[str, Filter] = {}
+        self.version = self.removals = 0
         self._tree: FilterTree[Filter] = FilterTree()
         self._sets: WeakValueDictionary[frozenset[Filter], FilterSet] = WeakValueDictionary()
+        self._remembered: deque[tuple[ref[FilterSet], ref[Deliveries], int]] = deque()
+        self._remembered_count = 0
 
     def named(self, text: str) -> Filter:
         """Return the filter with this text; create it if needed."""
@@ -350,31 +485,70 @@ class FilterTable:
         if found is None:
             found = self.by_text[text] = Filter(text)
             self._tree.set(text, found)
+            self.version += 1
         return found
 
     def remove(self, one: Filter) -> None:
         """Remove a filter without subscribers."""
         del self.by_text[one.text]
         self._tree.remove(one.text)
-        for found in one.sets:
-            found.is_stale = True
+        one.is_removed = True
+        self.removals += 1
+        self.changed(one)
+
+    def changed(self, one: Filter) -> None:
+        """Find the deliveries of a filter again, since its subscribers have changed."""
+        one.changes += 1
+        self.version += 1
+        if one.alone is not None:
+            one.alone.forget()
+
+    def remembered(self, one: FilterSet, found: Deliveries, count: int) -> None:
+        """Limit the deliveries that are kept, without those of small sets: each topic may have others."""
+        self._remembered.append((ref(one), ref(found), count))
+        self._remembered_count += count
+        while self._remembered_count > MAX_REMEMBERED and len(self._remembered) > 1:
+            oldest_set, oldest, size = self._remembered.popleft()
+            self._remembered_count -= size
+            known = oldest_set()
+            if known is not None and known.has_found(oldest()):
+                known.forget()
 
     def has_level(self, level: str) -> bool:
         """Return whether a filter begins with this level, which is no wildcard."""
         return self._tree.has_level(level)
 
+    def search(self, name: str) -> Iterator[Filter | None]:
+        """Yield the filters that match a topic, and None after each portion of the work."""
+        return self._tree.search(name)
+
     def match(self, name: bytes) -> FilterSet | None:
-        """Return the filters that match a topic; None for none, and for a name that MQTT does not have."""
+        """Return the filters that match a topic; None for none, and for a name that MQTT does not have.
+
+        When there are many filters, or many that begin like it, the result is a `WideSet`, perhaps an empty one.
+        """
         text = mqtt_name(name)
-        filters = frozenset(self._tree.match(text)) if text is not None else None
-        if not filters:
+        if text is None:
             return None
-        if len(filters) == 1:
-            (one,) = filters
-            return one.alone if one.alone is not None else FilterSet(filters)
+        found, portions = list[Filter](), 0
+        for one in self._tree.search(text):
+            if one is not None:
+                found.append(one)
+            else:
+                portions += 1
+            if portions > MAX_PORTIONS_AT_ONCE or len(found) > MAX_FILTERS_AT_ONCE:
+                return WideSet(self, text)
+        if len(found) == 1:
+            (single,) = found
+            if single.alone is None:
+                single.alone = FilterSet(self, found)
+            return single.alone
+        return self._set_of(frozenset(found)) if found else None
+
+    def _set_of(self, filters: frozenset[Filter]) -> FilterSet:
         found = self._sets.get(filters)
         if found is None:
-            found = self._sets[filters] = FilterSet(filters)
+            found = self._sets[filters] = FilterSet(self, filters)
         return found
 
 

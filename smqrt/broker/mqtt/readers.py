@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from typing import TYPE_CHECKING
+from weakref import ref
 
-from smqrt.broker.mqtt.filters import Delivery
+from smqrt.broker.mqtt.filters import Deliveries, Delivery
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.device import Device
@@ -30,21 +31,26 @@ class Readers:
         version: the version of the rights, see `ReaderTable`.
 
     Attributes:
-        deliveries: those of `source` that may read it.
-        source, version: see above.
+        chosen: those of `source` that may read it; None for all of them, which most topics have in common.
+        version: see above.
     """
 
-    __slots__ = ("_members", "_name", "deliveries", "source", "version")
+    __slots__ = ("_members", "_name", "_source", "chosen", "version")
 
-    def __init__(self, name: bytes, source: list[Delivery], version: int) -> None:
-        self._name, self.source, self.version = name, source, version
-        self.deliveries: list[Delivery] = []
+    def __init__(self, name: bytes, source: Deliveries, version: int) -> None:
+        self._name, self.version = name, version
+        self._source = ref(source)  # so that they are freed when too many are kept, see `FilterTable.remembered`
+        self.chosen: list[Delivery] | None = []
         self._members: dict[Device, bool] = {}
 
     @property
     def size(self) -> int:
         """The number of readers that no other topic has in common, and one for the topic."""
-        return 1 + (0 if self.deliveries is self.source else len(self.deliveries))
+        return 1 + len(self.chosen or ())
+
+    def is_of(self, source: Deliveries) -> bool:
+        """Return whether these are the readers among certain subscribers."""
+        return self._source() is source
 
     def has(self, device: Device) -> bool:
         """Return whether a member of a shared subscription may read the topic."""
@@ -71,7 +77,7 @@ class ReaderTable:
         self.version = self._size = 0
         self._by_name: dict[bytes, Readers] = {}
 
-    def of(self, name: bytes, source: list[Delivery]) -> Generator[None, None, Readers]:
+    def of(self, name: bytes, source: Deliveries) -> Generator[None, None, Readers]:
         """Return the readers of a topic; compute them in portions, if subscribers or rights have changed.
 
         Args:
@@ -79,16 +85,15 @@ class ReaderTable:
             source: its subscribers.
         """
         version, known = self.version, self._by_name.get(name)
-        if known is not None and known.source is source and known.version == version:
+        if known is not None and known.is_of(source) and known.version == version:
             return known
-        readers = Readers(name, source, version)
+        readers, chosen = Readers(name, source, version), list[Delivery]()
         for count, one in enumerate(source, 1):
             if one.device.may_read(name):
-                readers.deliveries.append(one)
+                chosen.append(one)
             if not count % CHECKS_PER_STEP:
                 yield
-        if len(readers.deliveries) == len(source):
-            readers.deliveries = source  # most topics have these in common
+        readers.chosen = None if len(chosen) == len(source) else chosen
         self._remember(name, readers)
         return readers
 

@@ -43,23 +43,26 @@ def restore(devices: Devices, record: Record) -> None:
             device, will = restore_session(devices, one), will_of(one.get("will"))  # older versions have none
             if will is not None:
                 devices.delay_will(device, will, will.due_s or 0)
+    devices.search.finish_now()
 
 
 def restore_session(devices: Devices, record: Record) -> Device:
-    """Restore a session, and return it; see `session_record`."""
+    """Restore a session, and return it; see `session_record`.
+
+    After the last session, `TopicSearch.finish_now` finds the topics of their filters together.
+    """
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
     device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
     device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
     device.dropped = record["dropped"]
-    devices.sessions[device.client_id] = device
+    devices.add_session(device)
     for one in record["waiting"]:
         device.keep(message_of(one))
     devices.offline[device] = None
     device.ends_s = NO_EXPIRY_S if record["ends_s"] is None else record["ends_s"]
     for text, *options in record["subscriptions"]:
-        for _ in devices.subscribe(device, text, Options(*options)):
-            pass
+        devices.add_subscription(device, text, Options(*options))
     device.count_stored()
     devices.session_changed(device)
     return device

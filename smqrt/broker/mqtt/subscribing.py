@@ -36,7 +36,7 @@ ALIAS_NAME_BYTES = 24
 _NO_ALIASES: dict[bytes, int] = {}
 """Shared by clients without any; never written to."""
 MAX_WILDCARDS = 2000
-"""The wildcards `+` in all filters of a client. Looking up a new topic takes 3 ms when as many match its beginning."""
+"""The wildcards `+` in all filters of a client. When as many match a topic, each search for them takes 3 ms."""
 
 MAX_FILTER_CHARS = 256 << 10
 """The length of all filters of a client."""
@@ -133,10 +133,11 @@ class SubscribingClient(PublishingClient):
             options = _options(wanted.options, code, identifier)
             if self.is_bridge:  # it could not say so in MQTT 3.1.1
                 options = options._replace(no_local=not wanted.topic.startswith("$share/"), retain_as_published=True)
-            yield from self.devices.subscribe(device, wanted.topic, options)
+            self.devices.add_subscription(device, wanted.topic, options)
             is_sent = options.retain_handling == 0 or (options.retain_handling == 1 and is_new)
             if is_sent and not wanted.topic.startswith("$share/"):
                 retained.append((wanted.topic, options))
+        yield from self.devices.search.finish()
         self._answer_filters(PacketType.SUBACK, packet, codes)
         ledger = self.devices.ledger
         if ledger is not None and self.held and retained:  # SUBACK waits for the disk

@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from smqrt.broker.mqtt import filters as filters_module
 from smqrt.broker.mqtt.device import Will
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch
@@ -18,7 +19,7 @@ from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import PacketType
 from smqrt.wire.mqtt.filter_tree import FilterTree
 from tests.broker.memory_clients import heard, observe, settle, subscribe
-from tests.broker.mqtt.hub import MqttHub
+from tests.broker.mqtt.hub import MqttHub, Receiver
 
 
 def test_a_message_reaches_the_clients_whose_filters_match() -> None:
@@ -218,12 +219,14 @@ def test_memory_does_not_grow_with_topics_times_subscribers() -> None:
         hub.broker.topic_table.named(b"t/%d" % at)
     for at in range(20):
         hub.client(f"d{at}", "#")
-    found = {id(one) for one in hub.devices._by_topic.values()}
-    assert (len(hub.devices._by_topic), len(found)) == (5_000, 1)
+    found = {id(one) for one in hub.devices.by_topic.values()}
+    assert (len(hub.devices.by_topic), len(found)) == (5_000, 1)
     assert len(hub.devices.filters.by_text) == 1
 
 
-def test_many_filters_find_what_a_simple_comparison_finds() -> None:
+@pytest.mark.parametrize("at_once", [16, 0])
+def test_many_filters_find_what_a_simple_comparison_finds(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters_module, "MAX_FILTERS_AT_ONCE", at_once)  # with 0, each set is a `WideSet`
     draw = random.Random(5)
     levels = ["a", "b", "", "c"]
     hub = MqttHub()
@@ -287,6 +290,27 @@ def test_messages_in_flight_come_again_in_order_and_released_ones_are_released_a
     assert again is device
     assert second.take() == [b"0", b"2", b"3"]
     assert (second.again, second.released) == ([receiver.numbers[0], receiver.numbers[2]], [receiver.numbers[1]])
+
+
+def test_a_pubrel_that_is_sent_again_does_not_wait_for_the_receive_maximum() -> None:
+    """MQTT 5 §4.9: a quota of zero holds back PUBLISH with QoS 1 and 2, and no other packet."""
+    hub = MqttHub()
+    device, receiver = hub.client("device", "t", qos=2)
+    hub.publish(b"t", b"0", b"1", b"2", b"3", qos=2)
+    first, second, third, fourth = receiver.numbers
+    assert device.received(fourth)
+    assert device.received(second)
+    hub.devices.left(device)
+    reconnected = Receiver(9, window=1)
+    hub.devices.open("device", clean=False)
+    device.resume(reconnected)
+    assert (reconnected.again, reconnected.released) == ([first], [fourth, second])
+    device.acknowledged(fourth, PacketType.PUBCOMP)
+    device.acknowledged(second, PacketType.PUBCOMP)
+    assert reconnected.again == [first]
+    device.received(first)
+    device.acknowledged(first, PacketType.PUBCOMP)
+    assert (reconnected.again, reconnected.released) == ([first, third], [fourth, second])
 
 
 def test_the_oldest_messages_are_lost_when_too_many_wait() -> None:

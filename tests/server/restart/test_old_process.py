@@ -14,12 +14,14 @@ import gevent
 import gevent.socket
 import pytest
 
+from smqrt.broker.mqtt.messages import Message as MqttMessage
 from smqrt.server.restart import old_process as module
-from smqrt.server.restart.control_socket import VERSION
-from smqrt.server.restart.old_process import HandOver, Restarts
+from smqrt.server.restart.control_socket import STEP_S, VERSION
+from smqrt.server.restart.old_process import RESTORED_PER_S, HandOver, Restarts, restore_time_s
 from smqrt.settings.server_settings import RestartSettings
 from smqrt.smq.hub_registry import HubRegistry
 from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
+from tests.broker.mqtt.hub import MqttHub
 from tests.support.waiting import let_others_run, wait_until
 
 HELLO: Message = {"do": "hello", "version": VERSION, "pid": 4321}
@@ -233,3 +235,12 @@ def test_a_stopping_server_cancels_the_restart(case: Case) -> None:
     assert fault is not None
     message, _ = new.receive(5)
     assert message == {"do": "abort", "why": "the server is being stopped"}
+
+
+def test_the_new_process_has_more_time_for_more_sessions() -> None:
+    hub = MqttHub()
+    assert restore_time_s(hub.broker) == STEP_S  # type: ignore[arg-type]
+    for at in range(100):
+        hub.client(f"d{at}")
+        hub.devices.retain(MqttMessage(b"t/%d" % at, b"x", 0, True))
+    assert restore_time_s(hub.broker) == STEP_S + 200 / RESTORED_PER_S  # type: ignore[arg-type]
