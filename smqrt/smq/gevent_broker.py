@@ -234,8 +234,13 @@ def all_brokers() -> list[GeventBroker]:
 
 
 def mqtt_broker() -> GeventBroker | None:
-    """Return the hub that takes MQTT clients which name no hub: the first one with the option `mqtt`; None for none."""
-    return next((broker for broker in all_brokers() if broker.devices is not None), None)
+    """Return the hub for MQTT clients that do not connect through a page; None without a hub for MQTT.
+
+    The hub that the setting `mqtt.hub` names comes first, then those with the option `mqtt`, then the one that the
+    setting has chosen without a name; of several, the one that was created first.
+    """
+    found = [broker for broker in opened() if broker.number and broker.devices is not None]
+    return min(found, key=GeventBroker.mqtt_order, default=None)
 
 
 def opened() -> list[GeventBroker]:
@@ -358,6 +363,11 @@ class GeventBroker(RegisteredBroker):
         if chosen == "*":
             return bool(self.number) and mqtt_broker() is None
         return bool(chosen) and chosen == self._options.name
+
+    def mqtt_order(self) -> tuple[bool, bool, int]:
+        """Return the key by which `mqtt_broker` chooses the smallest."""
+        is_named = current_mqtt().hub == self._options.name
+        return not is_named, not self._options.mqtt, self.number
 
     def _apply_settings(self, store: SqliteNames | None) -> None:
         """Apply the limits and topic rules of the process, and restore the last values of `store`."""
