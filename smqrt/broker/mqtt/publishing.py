@@ -9,7 +9,7 @@ from smqrt.auth.identity import Action
 from smqrt.broker.client_limits import Meter, refuse_message
 from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.devices import is_valid_name
-from smqrt.broker.mqtt.ledger import MAX_HELD, MAX_TOTAL_HELD
+from smqrt.broker.mqtt.ledger import MAX_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
 from smqrt.broker.mqtt.session import MqttSession, check_characters, is_reserved
 from smqrt.broker.outbox import Drop, Outbox
@@ -482,7 +482,7 @@ class PublishingClient(MqttSession):
     def _hold_back(self) -> bool:
         """Return whether the client must not be read because many acknowledgements wait for the disk."""
         ledger = self.devices.ledger
-        is_full = ledger is not None and len(ledger.held) >= MAX_TOTAL_HELD
+        is_full = ledger is not None and ledger.is_full
         self.is_held_back = self.held >= MAX_HELD or (is_full and self.held > 0)
         return self.is_held_back
 
