@@ -207,11 +207,23 @@ class MessageMethods(NameMethods):
         return count
 
     def publish_threadsafe(
-        self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
+        self,
+        data: Payload,
+        topic: Topic,
+        subtopic: Topic | None = None,
+        ptid: int | None = None,
+        qos: int | None = None,
+        retain: bool = False,
+        expiry: float | None = None,
+        properties: Mapping[str, object] | None = None,
     ) -> bool:
         """Publish from any thread. No other method of a hub may be called from other threads.
 
         The loop publishes in the order of the calls, at the latest in `close`.
+
+        Args:
+            data, topic, subtopic, ptid, qos, retain, expiry, properties: see `publish`. The expiry begins with the
+                call.
 
         Returns:
             False when the message was rejected because 10,000 messages, or 16 MiB, are waiting for the loop.
@@ -220,11 +232,13 @@ class MessageMethods(NameMethods):
             ArgumentError: as `publish`; errors found later by the loop are logged.
             ClosedError: the hub is closed.
         """
+        has_options = qos is not None or retain or expiry is not None or properties is not None
         return self._broker.publish_threadsafe(
             payload(data),
             as_destination("topic", topic),
             None if subtopic is None else as_destination("subtopic", subtopic),
             None if ptid is None else as_number("ptid", ptid),
+            PublishOptions(qos, bool(retain), expiry, properties) if has_options else None,
         )
 
     @renamed(subtid="subtopic")

@@ -23,6 +23,7 @@ from smqrt.broker import client_limits, sessions
 from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.last_values import clock as value_clock
+from smqrt.broker.mqtt.application import PublishOptions, checked_options
 from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.outbox import Pressure, QueuedMemory, Slow, SlowPolicies, run_in_background
 from smqrt.broker.sessions import Session
@@ -551,12 +552,30 @@ class GeventBroker(RegisteredBroker):
         self._admission.keep_alive.set(idle_s, interval_s or idle_s)
 
     def publish_threadsafe(
-        self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None
+        self,
+        data: bytes,
+        topic: Name,
+        subtopic: Name | None = None,
+        ptid: int | None = None,
+        options: PublishOptions | None = None,
     ) -> bool:
-        """Publish from any thread; return False when too many calls wait for the loop."""
+        """Publish from any thread; return False when too many calls wait for the loop.
+
+        Args:
+            data, topic, subtopic, ptid: see `publish`.
+            options: QoS, retain flag, expiry and properties, see `publish_mqtt`; the expiry begins now.
+
+        Raises:
+            ArgumentError: the payload is too large, or an option is invalid; the loop logs what it finds later.
+            ClosedError: the hub is closed.
+        """
         self._check_open()
         check_size(data)
-        return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
+        checked = None if options is None else checked_options(self.devices, options)
+        if checked is None:
+            return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
+        size = len(data) + len(checked.properties)
+        return data_path.inlet.put(size, self.publish_checked, data, topic, checked, subtopic, ptid)
 
     def abandon(self) -> None:
         """Close a hub whose creation failed, and free its key for the next one."""
