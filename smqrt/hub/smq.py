@@ -232,14 +232,13 @@ class MessageMethods(NameMethods):
             ArgumentError: as `publish`; errors found later by the loop are logged.
             ClosedError: the hub is closed.
         """
-        has_options = qos is not None or retain or expiry is not None or properties is not None
-        return self._broker.publish_threadsafe(
-            payload(data),
-            as_destination("topic", topic),
-            None if subtopic is None else as_destination("subtopic", subtopic),
-            None if ptid is None else as_number("ptid", ptid),
-            PublishOptions(qos, bool(retain), expiry, properties) if has_options else None,
-        )
+        data, topic = payload(data), as_destination("topic", topic)
+        subtopic = None if subtopic is None else as_destination("subtopic", subtopic)
+        ptid = None if ptid is None else as_number("ptid", ptid)
+        if qos is not None or retain or expiry is not None or properties is not None:
+            options = PublishOptions(qos, bool(retain), expiry, properties)
+            return self._broker.publish_mqtt_threadsafe(data, topic, options, subtopic, ptid)
+        return self._broker.publish_threadsafe(data, topic, subtopic, ptid)
 
     @renamed(subtid="subtopic")
     def pubon(self, data: Payload, totid: int, fromtid: int, subtopic: int = 0) -> bool:

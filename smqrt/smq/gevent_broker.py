@@ -552,28 +552,27 @@ class GeventBroker(RegisteredBroker):
         self._admission.keep_alive.set(idle_s, interval_s or idle_s)
 
     def publish_threadsafe(
-        self,
-        data: bytes,
-        topic: Name,
-        subtopic: Name | None = None,
-        ptid: int | None = None,
-        options: PublishOptions | None = None,
+        self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None
     ) -> bool:
-        """Publish from any thread; return False when too many calls wait for the loop.
+        """Publish from any thread; return False when too many calls wait for the loop."""
+        self._check_open()
+        check_size(data)
+        return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
 
-        Args:
-            data, topic, subtopic, ptid: see `publish`.
-            options: QoS, retain flag, expiry and properties, see `publish_mqtt`; the expiry begins now.
+    def publish_mqtt_threadsafe(
+        self, data: bytes, topic: Name, options: PublishOptions, subtopic: Name | None = None, ptid: int | None = None
+    ) -> bool:
+        """Publish as `publish_mqtt` from any thread; return False when too many calls wait for the loop.
 
         Raises:
             ArgumentError: the payload is too large, or an option is invalid; the loop logs what it finds later.
             ClosedError: the hub is closed.
         """
+        checked = checked_options(self.devices, options)
+        if checked is None:
+            return self.publish_threadsafe(data, topic, subtopic, ptid)
         self._check_open()
         check_size(data)
-        checked = None if options is None else checked_options(self.devices, options)
-        if checked is None:
-            return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
         size = len(data) + len(checked.properties)
         return data_path.inlet.put(size, self.publish_checked, data, topic, checked, subtopic, ptid)
 
