@@ -345,6 +345,7 @@ class GeventBroker(RegisteredBroker):
         self.measure = data_path.kernels.measure
         if self.number:
             self.on_end = partial(close_log.record, self.number)
+        self.address_of = lambda client: close_log.address_of(client.outbox)
         self._values: LastValues | None = None
         if options.mqtt or self._is_chosen_for_mqtt():
             devices = Devices(self, current_mqtt())

@@ -44,6 +44,7 @@ REBUILT = {
     SubscribingClient: {"_is_paused": "the client is not subscribing", "is_subscribing": "the same"},
     MqttClient: {
         "_connect_packet": "it is connected",
+        "has_asked": "it has logged in",
         "is_new_id": "for CONNACK only",
         "is_unconfirmed": "a client that waits for CONNACK does not migrate",
     },

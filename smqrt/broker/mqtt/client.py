@@ -16,7 +16,7 @@ from smqrt.broker.mqtt.device import NEVER_S, Will
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
-from smqrt.broker.mqtt.session import check_characters, is_reserved
+from smqrt.broker.mqtt.session import RESERVED, check_characters, is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
 from smqrt.broker.mqtt.trace import TracedOutbox, trace_decoded, trace_packet
 from smqrt.broker.outbox import Outbox, run_at_once
@@ -41,6 +41,7 @@ from smqrt.wire.mqtt.packets import (
 from smqrt.wire.mqtt.server import KEEPALIVE_FACTOR, check_message_properties
 from smqrt.wire.smq import ConnackCode
 
+FOREIGN_ID = "does not match mqtt.client_id of this server"
 UID_PREFIX = b"mqtt:"
 """MQTT client ids have a name space of their own beside the uids of SMQ clients."""
 MAX_UID_BYTES = 200
@@ -97,15 +98,16 @@ class MqttClient(SubscribingClient):
     Attributes:
         exchange: the authentication by a method of MQTT 5; None without one.
         is_unconfirmed: whether CONNACK waits until the session is saved. The client is not read meanwhile.
+        has_asked: whether name and password were checked.
         is_new_id: whether the hub has chosen the client id.
         keepalive_s: seconds of the keep-alive, with its tolerance; 0 for none.
     """
 
-    __slots__ = ("_connect_packet", "exchange", "is_new_id", "is_unconfirmed", "keepalive_s")
+    __slots__ = ("_connect_packet", "exchange", "has_asked", "is_new_id", "is_unconfirmed", "keepalive_s")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
-        self.is_new_id = self.is_unconfirmed = False
+        self.is_new_id = self.is_unconfirmed = self.has_asked = False
         self.keepalive_s = 0.0
         self._connect_packet: ConnectPacket | None = None
         self.exchange: Exchange | None = None
@@ -189,6 +191,7 @@ class MqttClient(SubscribingClient):
         """Ask whether name and password are right, then accept the client; return true when it has to wait."""
         packet, hook = self._connect_packet, self.broker.hooks.authenticate
         assert packet is not None
+        self.has_asked = True
         if hook is None:
             return self.admit()
         return self.ask_then(hook, (self._credentials(packet), self), self._authenticated)
@@ -198,7 +201,7 @@ class MqttClient(SubscribingClient):
         if not packet.client_identifier and (packet.version == 3 or packet.version == 4 and not packet.clean_start):
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a session without a client identifier")
         if not self._is_permitted_id(packet.client_identifier):
-            text = f"the client id {ascii(packet.client_identifier[:64])} does not match mqtt.client_id of this server"
+            text = f"the client id {ascii(packet.client_identifier[:64])} {FOREIGN_ID}"
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, text)
         self.check_properties(packet.properties)
         check_characters(packet.client_identifier, packet.username or "", packet.will.topic if packet.will else "")
@@ -250,7 +253,11 @@ class MqttClient(SubscribingClient):
         if will is None:
             return self._enter()
         name = will.topic.encode()
-        if is_reserved(name) or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
+        if is_reserved(name):
+            self.broker.log_denial(self, "publish its will to", "topic", name, RESERVED)
+            self._refuse_will()
+            return False
+        if self.identity is not None and not self.identity.may(name, Action.WRITE):
             self._refuse_will()
             return False
 
@@ -439,14 +446,20 @@ class MqttClient(SubscribingClient):
         """Return whether the client does not take packets of this size."""
         return 0 < self.peer_limit_bytes < len(data)
 
-    def refuse_mqtt(self, code: int, text: str = "") -> None:
-        """Send CONNACK with a reason, if the version of the client has one, and close."""
+    def refuse_mqtt(self, code: int, text: str = "", detail: str = "") -> None:
+        """Send CONNACK with a reason, if the version of the client has one, and close.
+
+        Args:
+            code: the reason code.
+            text: the reason string for the client.
+            detail: the reason for the log; by default `text`.
+        """
         self.broker.stats.refusals += 1
         if self.version == 5:
             self._send_reason(lambda properties: encode(ConnackPacket(False, code, properties), 5), text)
         elif code in _RETURN_CODES:
             self.mqtt_outbox.send_packet(encode(ConnackPacket(False, _RETURN_CODES[Reason(code)]), 4))
-        self.disconnect(CloseReason.REFUSED, None, text)
+        self.disconnect(CloseReason.REFUSED, None, detail or text)
 
     def _send_reason(self, make: Callable[[dict[str, object]], bytes], text: str) -> None:
         """Send a packet with a reason string, or without it when it would be too large [MQTT-3.14.2-3]."""
@@ -459,7 +472,8 @@ class MqttClient(SubscribingClient):
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
         """See `Session.refuse`."""
         if self.version:
-            self.refuse_mqtt(_REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED), text.decode("utf-8", "replace"))
+            answer = _REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED)
+            self.refuse_mqtt(answer, text.decode("utf-8", "replace"), detail)
         else:
             self.broker.stats.refusals += 1
             self.disconnect(reason, None, detail)

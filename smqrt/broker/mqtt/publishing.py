@@ -11,7 +11,7 @@ from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.ledger import MAX_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
-from smqrt.broker.mqtt.session import MqttSession, check_characters, is_reserved
+from smqrt.broker.mqtt.session import RESERVED, MqttSession, check_characters, is_reserved
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
@@ -300,7 +300,10 @@ class PublishingClient(MqttSession):
                 return self._hold_back()
             if self.version == 5 and len(device.unreleased) >= self.devices.limits.receive_maximum:
                 raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
-        permitted = False if is_reserved(name) else self._permitted.get(name)
+        permitted = self._permitted.get(name)
+        if is_reserved(name):
+            permitted = False
+            self.broker.log_denial(self, "publish to", "topic", name, RESERVED)
         if permitted is None:
             return self._ask_permission(name, first, body)
         if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1, _QOS_2) and not self.broker.traces:
