@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from smqrt.broker.handler_filters import HandlerFilters
-from smqrt.broker.mqtt.application import PublishOptions, batch_of, checked_options
+from smqrt.broker.mqtt.application import CheckedOptions, PublishOptions, batch_of, checked_options
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.state import BrokerPeer, BrokerState, Hooks, Recorder
@@ -411,6 +411,17 @@ class Broker(BrokerNames):
         checked = checked_options(self.devices, options)  # before a topic is created
         if checked is None:
             return self.publish(data, topic, subtopic, ptid)
+        return self.publish_checked(data, topic, checked, subtopic, ptid)
+
+    def publish_checked(
+        self, data: bytes, topic: Name, checked: CheckedOptions, subtopic: Name | None, ptid: int | None
+    ) -> int:
+        """Publish as `publish_mqtt`, with options and a payload that were checked.
+
+        Raises:
+            ArgumentError: as `publish`, or a limit of retained messages is reached.
+        """
+        self._check_open()
         found = self._topic(_checked_id("topic", topic) if isinstance(topic, int) else topic)
         tid = topic if isinstance(topic, int) else found.id  # type: ignore[union-attr]  # a name has a topic
         stid = 0 if subtopic is None else self._subtopic(subtopic)

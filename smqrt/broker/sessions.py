@@ -272,9 +272,13 @@ class Session:
         for trace in broker.traces:
             trace.connected(self)
         self.outbox.reply(smq.connack(ConnackCode.ACCEPTED, self.etid))
-        self.outbox.settled()
+        self.end_handshake()
         if broker.hooks.onconnect:
             broker.hooks.onconnect(self)
+
+    def end_handshake(self) -> None:
+        """End the time limit of the handshake: the client is accepted."""
+        self.outbox.settled()
 
     def connect_timed_out(self) -> None:
         """Reject a client whose Connect, or whose authentication, did not complete in time."""

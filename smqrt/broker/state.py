@@ -457,6 +457,7 @@ class BrokerState:
         """Filters of the application, see `smqrt.broker.handler_filters`; None without any."""
         self.traces: tuple[BrokerTrace, ...] = ()
         self._denials = LineLimit()
+        self.address_of: Callable[[BrokerPeer], str] = lambda client: ""
         self.on_end: Callable[[Any, CloseReason, str], None] = lambda session, reason, detail: None
         self.on_changed: Callable[[Topic], object] | None = None
         """Called when a topic, or an ETID, has one subscriber more or less."""
@@ -589,10 +590,16 @@ class BrokerState:
         if self.hooks.log:
             self.hooks.log(peer, text)
 
-    def refuse(self, peer: BrokerPeer | None, limit: Limit) -> None:
-        """Count that a limit was reached; log it at most once a second for each limit."""
+    def refuse(self, peer: BrokerPeer | None, limit: Limit, address: str = "") -> None:
+        """Count that a limit was reached; log it at most once a second for each limit.
+
+        Args:
+            peer: the client; None before it has sent Connect.
+            limit: the limit.
+            address: the address of a client that has not sent Connect.
+        """
         self.stats.refused[limit] += 1
-        client = "a client" if peer is None else describe_client(peer)
+        client = f"a client of {address}" if address else "a client" if peer is None else describe_client(peer)
         limit.refused(client)
         now_s = self.clock()
         if now_s - self._refused_s.get(limit, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
@@ -602,9 +609,23 @@ class BrokerState:
     def count_denial(self, peer: BrokerPeer, what: str, kind: str, name: bytes) -> None:
         """Count that a hook of the application denied a client a name; log it at most once a second."""
         self.stats.denied += 1
-        hook = "permittop" if kind == "topic" else "permitsubtop"
-        client, name_shown = describe_client(peer), ascii(name[:128])[1:]  # without the b of b'…'
-        self._denials.warn(f"denied: {client} may not {what} the {kind} {name_shown}: {hook} of the hub returned false")
+        hook = {"topic": "permittop", "topic filter": "permitfilter"}.get(kind, "permitsubtop")
+        self.log_denial(peer, what, kind, name, f"{hook} of the hub returned false")
+
+    def log_denial(self, peer: BrokerPeer, what: str, kind: str, name: bytes, why: str) -> None:
+        """Log that a client may not do something with a name, at most once a second.
+
+        Args:
+            peer: the client.
+            what: the action, such as "subscribe to".
+            kind: what the name is: "topic", "topic filter" or "sub-topic".
+            name: the name.
+            why: the rule that denies it.
+        """
+        address = self.address_of(peer)
+        client = f"{describe_client(peer)} of {address}" if address else describe_client(peer)
+        name_shown = ascii(name[:128])[1:]  # without the b of b'…'
+        self._denials.warn(f"denied: {client} may not {what} the {kind} {name_shown}: {why}")
 
     def overflowed(self, peer: BrokerPeer, reason: Drop, messages: int) -> None:
         """Count dropped copies of messages for a slow client; log it at most once a second per client."""

@@ -171,7 +171,7 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
 @click.option(
     "--mqtt",
     metavar="[HUB]",
-    help="Accept MQTT clients at the hub with this name, or at the first one: `mqtt.hub`.",
+    help="Accept MQTT clients at the hub with this name, else at one with the option mqtt, or the first: `mqtt.hub`.",
 )
 @click.option("--take-over", is_flag=True, help="Take over from the running server at --restart-socket (hot restart).")
 @settings_options

@@ -32,12 +32,19 @@ from smqrt.http.repeats import Repeats
 from smqrt.loop import greenlets
 from smqrt.loop.greenlets import in_hub
 from smqrt.loop.scheduling import NEVER, Deadlines, Turn, Watcher, share
+from smqrt.settings.limits import LineLimit
 from smqrt.transport.tls import Address, TlsTransport, Transport, half_close
 from smqrt.wire.connection_state import Life, transition
 
 log = logging.getLogger("smqrt")
 
 _READ, _WRITE = 1, 2
+_OTHER_PROTOCOLS = {
+    b"\x16": "the client sent TLS to a port without TLS; connect without it, or to a listener with tls = true",
+    b"\x10": "no hub accepts MQTT clients; create one with the option mqtt, or set mqtt.hub",
+}
+"""Why a first byte is not the one of a request."""
+_other_protocols = LineLimit()
 _HEAD_END = b"\r\n\r\n"
 _CR = 13
 _HTTP_STARTS = frozenset(b"\r\n\x16" + bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1)))
@@ -567,6 +574,8 @@ class HttpConnection:
             f"Content-Length: {len(page)}\r\nConnection: close\r\n\r\n"
         )
         log.debug("rejected %s: %s", self.peer, error)
+        if (fault := _OTHER_PROTOCOLS.get(self.data[:1])) and not self.secure:
+            _other_protocols.warn(f"refused: {self.peer[0]}: {fault}")
         if self.server.on_rejected is not None:
             self.server.on_rejected(self.peer[0], error.status, error.detail)
         self._checked, self.data = 0, b""

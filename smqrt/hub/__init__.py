@@ -18,6 +18,7 @@ from smqrt.hub.callbacks import (
     OnMqttGap,
     OnNode,
     OnPublish,
+    OnPublishWithAttributes,
     PermitSubtop,
     PermitTop,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "OnMqttGap",
     "OnNode",
     "OnPublish",
+    "OnPublishWithAttributes",
     "Peer",
     "PeerSocket",
     "PermitSubtop",

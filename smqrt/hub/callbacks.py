@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +16,8 @@ from gevent import get_hub
 from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.application import MqttAttributes
+from smqrt.broker.mqtt.application import MqttAttributes, attributes_of
+from smqrt.broker.mqtt.messages import MqttBatch
 from smqrt.broker.state import AuthStep, BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, as_text, info_of, is_number, peer_of, text_of
@@ -97,6 +99,15 @@ class OnPublish(Protocol):
         """Return whether to deliver it."""
 
 
+class OnPublishWithAttributes(Protocol):
+    """Called before a message is delivered, with the attributes of a message of an MQTT client."""
+
+    def __call__(
+        self, data: bytes, ptid: int, tid: int, subtid: int, peer: Peer, mqtt: MqttAttributes | None, /
+    ) -> object:
+        """Return whether to deliver it. `mqtt` is None for messages of SMQ."""
+
+
 class OnMessage(Protocol):
     """Called with a message to the server."""
 
@@ -174,16 +185,20 @@ def takes_reason(onclose: Callable[..., object] | None) -> bool:
         return False
 
 
-def takes_five(onmsg: Callable[..., object]) -> bool:
-    """Return whether a handler has a fifth argument, the attributes of messages of MQTT clients.
+def takes_attributes(function: Callable[..., object], arguments: int) -> bool:
+    """Return whether a callback takes one more argument, the attributes of messages of MQTT clients.
 
-    A function with `*arguments` does not count: it gets the documented four.
+    A function with `*arguments` does not count: it gets the documented arguments only.
+
+    Args:
+        function: the callback.
+        arguments: the number of the documented arguments before.
     """
     try:
-        kinds = [one.kind for one in signature(onmsg).parameters.values()]
+        kinds = [one.kind for one in signature(function).parameters.values()]
     except (TypeError, ValueError):  # ValueError: a built-in function without a signature
         return False
-    return sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds) >= 5
+    return sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds) > arguments
 
 
 class Guard:
@@ -248,6 +263,7 @@ class CallbackHooks:
     def __init__(self, callbacks: Mapping[str, Callable[..., Any]], guard: Guard) -> None:
         self._callbacks, self._guard = callbacks, guard
         self._passes_reason = takes_reason(callbacks.get("onclose"))
+        self._passes_attributes = "onpublish" in callbacks and takes_attributes(callbacks["onpublish"], 5)
         self._invalid_answers = LineLimit()
 
     def hooks(self) -> Hooks:
@@ -334,8 +350,13 @@ class CallbackHooks:
     def _onpublish(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> object:
         """Return the frames of a batch that the callback accepts; None when it raised for the whole batch."""
 
+        sixth: tuple[MqttAttributes | None, ...] = ()
+        if self._passes_attributes:
+            now_s = monotonic()  # the clock of `GeventBroker`
+            sixth = (attributes_of(batch, now_s) if isinstance(batch, MqttBatch) else None,)
+
         def accepted(peer: Peer) -> bytes:
-            frames = self._each("onpublish", batch, peer)
+            frames = self._each("onpublish", batch, peer, *sixth)
             # Usually all are accepted: then nothing is copied.
             return batch if sum(map(len, frames)) == len(batch) else b"".join(frames)
 
@@ -344,10 +365,10 @@ class CallbackHooks:
     def _ondrop(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
         self._guard.call("ondrop", self._each, "ondrop", batch, peer_of(session))
 
-    def _each(self, name: str, batch: bytes, peer: Peer) -> list[bytes]:
+    def _each(self, name: str, batch: bytes, peer: Peer, *more: object) -> list[bytes]:
         """Call a callback for each message of a batch, and return the frames for which it returned true.
 
-        An exception counts as false for that message only.
+        An exception counts as false for that message only. `more` are further arguments for all messages.
         """
         function, accepted = self._callbacks[name], list[bytes]()
         for count, frame in enumerate(wire.frames(batch), 1):
@@ -355,7 +376,7 @@ class CallbackHooks:
                 Turn().yield_if_due()
             tid, ptid, stid, data = wire.unpack_publish(frame)
             try:
-                if function(data, ptid, tid, stid, peer):
+                if function(data, ptid, tid, stid, peer, *more):
                     accepted.append(frame)
             except Exception:
                 self._guard.log_error(name)

@@ -27,11 +27,12 @@ from smqrt.hub.callbacks import (
     OnMqttGap,
     OnNode,
     OnPublish,
+    OnPublishWithAttributes,
     PermitSubtop,
     PermitTop,
     calling_line,
     renamed,
-    takes_five,
+    takes_attributes,
 )
 from smqrt.hub.peer import (
     Name,
@@ -207,11 +208,23 @@ class MessageMethods(NameMethods):
         return count
 
     def publish_threadsafe(
-        self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
+        self,
+        data: Payload,
+        topic: Topic,
+        subtopic: Topic | None = None,
+        ptid: int | None = None,
+        qos: int | None = None,
+        retain: bool = False,
+        expiry: float | None = None,
+        properties: Mapping[str, object] | None = None,
     ) -> bool:
         """Publish from any thread. No other method of a hub may be called from other threads.
 
         The loop publishes in the order of the calls, at the latest in `close`.
+
+        Args:
+            data, topic, subtopic, ptid, qos, retain, expiry, properties: see `publish`. The expiry begins with the
+                call.
 
         Returns:
             False when the message was rejected because 10,000 messages, or 16 MiB, are waiting for the loop.
@@ -220,12 +233,13 @@ class MessageMethods(NameMethods):
             ArgumentError: as `publish`; errors found later by the loop are logged.
             ClosedError: the hub is closed.
         """
-        return self._broker.publish_threadsafe(
-            payload(data),
-            as_destination("topic", topic),
-            None if subtopic is None else as_destination("subtopic", subtopic),
-            None if ptid is None else as_number("ptid", ptid),
-        )
+        data, topic = payload(data), as_destination("topic", topic)
+        subtopic = None if subtopic is None else as_destination("subtopic", subtopic)
+        ptid = None if ptid is None else as_number("ptid", ptid)
+        if qos is not None or retain or expiry is not None or properties is not None:
+            options = PublishOptions(qos, bool(retain), expiry, properties)
+            return self._broker.publish_mqtt_threadsafe(data, topic, options, subtopic, ptid)
+        return self._broker.publish_threadsafe(data, topic, subtopic, ptid)
 
     @renamed(subtid="subtopic")
     def pubon(self, data: Payload, totid: int, fromtid: int, subtopic: int = 0) -> bool:
@@ -294,7 +308,7 @@ class MessageMethods(NameMethods):
 
     def _handler(self, function: Callable[..., object], json: bool = False) -> Handler:
         json_errors = LineLimit()  # clients can send invalid JSON at any rate
-        takes_attributes, clock = takes_five(function), self._broker.clock
+        takes_fifth, clock = takes_attributes(function, 4), self._broker.clock
 
         def handle(data: bytes, ptid: int, tid: int, stid: int) -> object:
             value: object = data
@@ -307,7 +321,7 @@ class MessageMethods(NameMethods):
                     json_errors.warn(f"a message to {tid} is not JSON; it is delivered to the global onmsg")
                     self._broker.server.deliver_default(data, ptid, tid, stid)
                     return None
-            if takes_attributes:
+            if takes_fifth:
                 attributes = data.attributes(clock()) if isinstance(data, MqttPayload) else None
                 return self._guard.call("onmsg", function, value, ptid, tid, stid, attributes)
             return self._guard.call("onmsg", function, value, ptid, tid, stid)
@@ -423,7 +437,7 @@ def create(
     permitsubtop: PermitSubtop | None = None,
     onconnect: OnConnect | None = None,
     onclose: OnClose | OnCloseWithReason | None = None,
-    onpublish: OnPublish | None = None,
+    onpublish: OnPublish | OnPublishWithAttributes | None = None,
     ondrop: OnPublish | None = None,
     onmsg: OnMessage | OnMessageWithAttributes | None = None,
     onnode: OnNode | None = None,
@@ -464,7 +478,8 @@ def create(
         onconnect: `f(etid, info, peer)`; `info` is the object that `authenticate` got.
         onclose: `f(etid, sock, peer, err[, reason])`; `err` is a word, `"reconnect"` after a take-over, or 0; `reason`
             is the close reason.
-        onpublish: `f(data, ptid, tid, subtid, peer) -> bool`, before each message is routed.
+        onpublish: `f(data, ptid, tid, subtid, peer) -> bool`, before each message is routed. A sixth argument gets the
+            `MqttAttributes` of a message of an MQTT client, and None for others.
         ondrop: `f(data, ptid, tid, subtid, peer)` for messages without a receiver.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
         onnode: `f(node, event, why)`; another node of the cluster has "joined", is "lost", is "back", or has "left".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import logging
+import os
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,8 +113,8 @@ def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
         raise StartError(f"listener.{name} has no port; set it (0 for any free port).")
     mako_host = conf.tls_host if conf and name == "https" else None
     files = _files(name, table, settings) if _is_secure(name, table) else None
-    if files is None and (_own_pairs(table) or table.client_ca or table.client_crl or table.client_certificate):
-        raise StartError(f"listener.{name} has TLS settings, but tls is off; set tls = true, or remove them.")
+    if files is None:
+        _check_without_tls(name, table)
     if table.proxy_protocol and not settings.proxy.trusted:
         raise StartError(f"listener.{name} has proxy_protocol, but proxy.trusted names no proxy; add its address.")
     is_from_conf = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
@@ -126,13 +127,18 @@ def _unix_port(name: str, table: ListenerSettings, settings: Settings) -> Port:
     what = f"listener.{name}: the Unix socket {path}"
     if table.port is not None:
         raise StartError(f"{what} has no port; remove port, or set host to an address.")
-    files = (table.client_ca, table.client_crl, table.client_certificate)
-    if _is_secure(name, table) or _own_pairs(table) or any(files):
-        raise StartError(f"{what} has no TLS; remove the TLS settings (for https set tls = false), or use a port.")
+    files = _files(name, table, settings) if _is_secure(name, table) else None
+    if files is None:
+        _check_without_tls(name, table)
     if table.proxy_protocol and UNIX_HOST not in settings.proxy.trusted:
         raise StartError(f"listener.{name} has proxy_protocol; add {UNIX_HOST} to proxy.trusted.")
     check_path(path, what)
-    return Port(name, path, 0, None, table.max_connections, mode=table.mode or DEFAULT_MODE)
+    return Port(name, path, 0, files, table.max_connections, mode=table.mode or DEFAULT_MODE)
+
+
+def _check_without_tls(name: str, table: ListenerSettings) -> None:
+    if _own_pairs(table) or table.client_ca or table.client_crl or table.client_certificate:
+        raise StartError(f"listener.{name} has TLS settings, but tls is off; set tls = true, or remove them.")
 
 
 def _is_secure(name: str, table: ListenerSettings) -> bool:
@@ -240,8 +246,19 @@ class PortSockets:
 
 
 def passed_ports(enabled: Sequence[Port]) -> dict[str, PortSockets]:
-    """Return the sockets that systemd passes, by listener; none for Unix sockets. Errors: see `passed_sockets`."""
-    passed = passed_sockets([port.name for port in enabled if not port.is_unix])
+    """Return the sockets that systemd passes, by listener.
+
+    Raises:
+        StartError: as `passed_sockets`; or a listener has another kind of socket, or another path.
+    """
+    passed = passed_sockets([port.name for port in enabled], [port.name for port in enabled if port.is_unix])
+    for port in enabled:
+        sock = passed.get(port.name)
+        path = os.fsdecode(sock.getsockname()) if sock is not None and sock.family == _socket.AF_UNIX else ""
+        if sock is not None and path != (port.host if port.is_unix else ""):
+            kind = f"the Unix socket {path}" if path else "a TCP socket"
+            rule = f"listener.{port.name}.host is {port.host}"
+            raise StartError(f"systemd passes {kind} as {port.name!r}, but {rule}; set ListenStream= to the same.")
     return {name: PortSockets([[sock]], is_kept=True) for name, sock in passed.items()}
 
 

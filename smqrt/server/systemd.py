@@ -22,6 +22,7 @@ log = logging.getLogger("smqrt")
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
 _MAX_SOCKETS = 64
+_FAMILIES = (_socket.AF_INET, _socket.AF_INET6, _socket.AF_UNIX)
 _LISTEN = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 _KEEP_ALIVES_PER_TIMEOUT = 3  # so that one delayed message does not expire the watchdog
 _MAX_STATUS_CHARS = 500
@@ -108,15 +109,16 @@ def _status(text: str) -> str:
 
 
 def passed_sockets(
-    listeners: Sequence[str], environ: MutableMapping[str, str] = os.environ
+    listeners: Sequence[str], unix: Sequence[str] = (), environ: MutableMapping[str, str] = os.environ
 ) -> dict[str, _socket.socket]:
     """Take the listening sockets that systemd passes.
 
     A socket belongs to the listener of its name (`FileDescriptorName=`). If no name is that of a listener and the
-    counts are equal, sockets and listeners are matched in order.
+    counts are equal, sockets and listeners are matched in order. Without a Unix socket, only the others count.
 
     Args:
         listeners: their names, in the order of the settings.
+        unix: the names of those on Unix sockets.
         environ: has `LISTEN_FDS` and the related variables. They are removed: child processes must not use them.
 
     Returns:
@@ -143,16 +145,18 @@ def passed_sockets(
             sock = _socket.socket(fileno=fd)
         except OSError as error:
             raise StartError(f"{what} not a socket: {error.strerror}.") from None
-        if sock.family not in (_socket.AF_INET, _socket.AF_INET6) or sock.type != _socket.SOCK_STREAM:
-            raise StartError(f"{what} not a TCP socket; write ListenStream=9357 in the socket unit.")
+        if sock.family not in _FAMILIES or sock.type != _socket.SOCK_STREAM:
+            raise StartError(f"{what} not a TCP or Unix stream socket; write ListenStream= in the socket unit.")
         if not sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN):
             raise StartError(f"{what} a connection; the socket unit needs Accept=no.")
         sock.setblocking(False)
         sockets.append(sock)
     if len(set(names)) == len(names) and set(names) <= set(listeners):
         return dict(zip(names, sockets, strict=True))
-    if len(names) == len(listeners) and not set(names) & set(listeners):
-        return dict(zip(listeners, sockets, strict=True))
+    has_unix = any(sock.family == _socket.AF_UNIX for sock in sockets)
+    in_order = [name for name in listeners if has_unix or name not in unix]
+    if len(names) == len(in_order) and not set(names) & set(listeners):
+        return dict(zip(in_order, sockets, strict=True))
     raise StartError(
         f"systemd passes the sockets {', '.join(names)}, and the listeners are {', '.join(listeners)}; name each "
         "socket after its listener: FileDescriptorName=http"

@@ -221,8 +221,8 @@ class MqttSettings:
     hub: str = option(
         "",
         text(),
-        "Name of the hub that takes the MQTT clients, also without its option `mqtt`; `*`: the first one of the "
-        "applications.",
+        "Name of the hub that takes the MQTT clients, also without its option `mqtt`; `*`: the first one with this "
+        "option, or the first one of the applications.",
     )
     persist: str = option(
         "",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from smqrt.broker.mqtt.client import FOREIGN_ID, MqttClient
 from smqrt.broker.outbox import Outbox
 from smqrt.broker.sessions import TOO_MANY_CONNECTIONS, Session
 from smqrt.broker.topics import USER_CONNECTIONS
@@ -286,7 +287,10 @@ def setting_of(session: Session, reason: CloseReason, detail: str) -> str:
         return explanation_of(reason).setting
     if detail == TOO_MANY_CONNECTIONS:
         return USER_CONNECTIONS.setting
-    is_login_refused = session.broker.hooks.has_logins and session.identity is None
+    if detail.endswith(FOREIGN_ID):
+        return "mqtt.client_id"
+    has_asked = session.has_asked if isinstance(session, MqttClient) else True  # others ask as soon as they have read
+    is_login_refused = has_asked and session.broker.hooks.has_logins and session.identity is None
     return explanation_of(reason).setting if is_login_refused else ""  # otherwise the application has rejected it
 
 

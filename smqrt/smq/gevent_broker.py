@@ -23,6 +23,7 @@ from smqrt.broker import client_limits, sessions
 from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.last_values import clock as value_clock
+from smqrt.broker.mqtt.application import PublishOptions, checked_options
 from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.outbox import Pressure, QueuedMemory, Slow, SlowPolicies, run_in_background
 from smqrt.broker.sessions import Session
@@ -248,8 +249,13 @@ def all_brokers() -> list[GeventBroker]:
 
 
 def mqtt_broker() -> GeventBroker | None:
-    """Return the hub that takes MQTT clients which name no hub: the first one with the option `mqtt`; None for none."""
-    return next((broker for broker in all_brokers() if broker.devices is not None), None)
+    """Return the hub for MQTT clients that do not connect through a page; None without a hub for MQTT.
+
+    The hub that the setting `mqtt.hub` names comes first, then those with the option `mqtt`, then the one that the
+    setting has chosen without a name; of several, the one that was created first.
+    """
+    found = [broker for broker in opened() if broker.number and broker.devices is not None]
+    return min(found, key=GeventBroker.mqtt_order, default=None)
 
 
 def opened() -> list[GeventBroker]:
@@ -358,6 +364,7 @@ class GeventBroker(RegisteredBroker):
         self.measure = data_path.kernels.measure
         if self.number:
             self.on_end = partial(close_log.record, self.number)
+        self.address_of = lambda client: close_log.address_of(client.outbox)
         self._values: LastValues | None = None
         if options.mqtt or self._is_chosen_for_mqtt():
             devices = Devices(self, current_mqtt())
@@ -377,6 +384,11 @@ class GeventBroker(RegisteredBroker):
         if chosen == "*":
             return bool(self.number) and mqtt_broker() is None
         return bool(chosen) and chosen == self._options.name
+
+    def mqtt_order(self) -> tuple[bool, bool, int]:
+        """Return the key by which `mqtt_broker` chooses the smallest."""
+        is_named = current_mqtt().hub == self._options.name
+        return not is_named, not self._options.mqtt, self.number
 
     def _apply_settings(self, store: SqliteNames | None) -> None:
         """Apply the limits and topic rules of the process, and restore the last values of `store`."""
@@ -566,6 +578,23 @@ class GeventBroker(RegisteredBroker):
         self._check_open()
         check_size(data)
         return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
+
+    def publish_mqtt_threadsafe(
+        self, data: bytes, topic: Name, options: PublishOptions, subtopic: Name | None = None, ptid: int | None = None
+    ) -> bool:
+        """Publish as `publish_mqtt` from any thread; return False when too many calls wait for the loop.
+
+        Raises:
+            ArgumentError: the payload is too large, or an option is invalid; the loop logs what it finds later.
+            ClosedError: the hub is closed.
+        """
+        checked = checked_options(self.devices, options)
+        if checked is None:
+            return self.publish_threadsafe(data, topic, subtopic, ptid)
+        self._check_open()
+        check_size(data)
+        size = len(data) + len(checked.properties)
+        return data_path.inlet.put(size, self.publish_checked, data, topic, checked, subtopic, ptid)
 
     def abandon(self) -> None:
         """Close a hub whose creation failed, and free its key for the next one."""

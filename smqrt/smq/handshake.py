@@ -292,7 +292,7 @@ def too_many(broker: Broker, address: str) -> bool:
     limit = data_path.limits.handshakes_per_address
     if limit is None or data_path.unfinished.get(address, 0) < limit or is_local_client(address):
         return False
-    broker.refuse(None, HANDSHAKES)
+    broker.refuse(None, HANDSHAKES, address)
     return True
 
 

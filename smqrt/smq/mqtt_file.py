@@ -136,7 +136,7 @@ class SqliteMqtt:
         """Log the first failure."""
         if not self._failure_logged:
             self._failure_logged = True
-            effect = "MQTT publishers wait" if self._ledger.waits else "MQTT sessions are not saved"
+            effect = "MQTT clients wait" if self._ledger.waits else "MQTT sessions are not saved"
             log.error("persist: %s: %s; %s until the disk accepts writes again", self._names.path, fault, effect)
 
     def _commit(self, group: Group, shift_s: float) -> None:

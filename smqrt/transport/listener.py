@@ -47,10 +47,15 @@ Of a Unix socket, its path and 0."""
 
 
 class InheritedSockets:
-    """Inherited listening sockets that are not used by a listener yet."""
+    """Inherited listening sockets that are not used by a listener yet.
+
+    Attributes:
+        kept_files: the paths of Unix sockets whose files this server does not remove: systemd has opened the sockets.
+    """
 
     def __init__(self) -> None:
         self._fds: defaultdict[RequestedAddress, deque[list[int]]] = defaultdict(deque)
+        self.kept_files: set[str] = set()
 
     def add(self, requested: RequestedAddress, fds: list[int]) -> None:
         """Store the descriptors of a port's sockets."""
@@ -67,7 +72,8 @@ class InheritedSockets:
     def close(self) -> None:
         """Close the sockets that no listener has requested, and remove the files of Unix sockets."""
         for (host, _), ports in self._fds.items():
-            if ports and is_unix_path(host) and worker_place().count == 1:  # else the supervisor removes it
+            is_own = is_unix_path(host) and host not in self.kept_files
+            if ports and is_own and worker_place().count == 1:  # else the supervisor removes it
                 SocketFile(host).remove()
             for fd in itertools.chain.from_iterable(ports):
                 with contextlib.suppress(OSError):
@@ -125,6 +131,8 @@ class Listener:
 
     Attributes:
         is_unix: whether it listens on a Unix socket.
+        has_foreign_file: whether the file of the Unix socket is never removed here: it belongs to systemd, or to the
+            supervisor.
         keeps_file: whether `close` keeps the file of the Unix socket, because it belongs to another process: the
             supervisor of this worker, or during a hot restart the process that serves.
         name: name of the listener in settings.
@@ -159,7 +167,8 @@ class Listener:
         else:
             new = listening_socket(host, mode, backlog) if self.is_unix else None
             self._sockets = [new] if new else listening_sockets(host, port, sockets, backlog)
-        self._file = SocketFile(host) if self.is_unix and not given else None
+        self.has_foreign_file = self.is_unix and (bool(given) or host in inherited.kept_files)
+        self._file = SocketFile(host) if self.is_unix and not self.has_foreign_file else None
         self.keeps_file = bool(existing)  # until `start`: before it, another process of a hot restart serves
         for one in () if self.is_unix else existing:
             _set_connection_options(one)

@@ -217,6 +217,11 @@ class TlsTransport(TlsSession):
         return self._sock.fileno()
 
     @property
+    def family(self) -> int:
+        """The address family of the socket."""
+        return self._sock.family
+
+    @property
     def peer_host(self) -> str | None:
         """The peer's address, even after it has disconnected; None when unknown."""
         return getattr(self._sock, "peer_host", None)

@@ -192,4 +192,4 @@ def test_what_an_application_denies_is_counted_and_logged(
     for kind, name in ((Type.SUBSCRIBE, b"secret"), (Type.CREATESUB, b"sub"), (Type.CREATE, b"secret")):
         assert device.ask(kind, name).denied
     assert site.state.stats.denied == 3
-    assert "denied: the client 'curious' may not subscribe to the topic 'secret': permittop" in caplog.text
+    assert "denied: the client 'curious' of 127.0.0.1 may not subscribe to the topic 'secret': permittop" in caplog.text

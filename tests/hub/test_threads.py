@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -14,7 +15,7 @@ from smqrt import hub
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.loop import threads
 from tests.support.device import Site, bounded, publish
-from tests.support.waiting import let_others_run
+from tests.support.waiting import let_others_run, wait_until
 
 
 @pytest.fixture
@@ -57,6 +58,30 @@ def test_a_thread_publishes_in_order(site: Site, thread: ThreadPool) -> None:
     with bounded():
         device.expect(*(publish(tid, 1, data) for data in (b"bytes", b"text", b'{"json":1}')))
         device.expect(*(publish(tid, 1, b"%d" % number) for number in range(1000)))
+
+
+def test_a_thread_publishes_with_the_options_for_mqtt(make_site: Callable[..., Site], thread: ThreadPool) -> None:
+    smq, got = make_site(mqtt=True).smq, []
+    smq.subscribe("house", lambda data, ptid, tid, subtid, mqtt: got.append((data, mqtt)))
+
+    def work() -> bool:
+        properties = {"contenttype": "text/plain", "unit": "C"}
+        return smq.publish_threadsafe("21", "house", qos=2, retain=True, expiry=60, properties=properties)
+
+    assert thread.apply(work)
+    wait_until(lambda: got, "the message")
+    data, attributes = got[0]
+    assert (data, attributes.qos, attributes.retain) == (b"21", 2, True)
+    assert 0 < attributes.expiry <= 60
+    assert attributes.properties == {"contenttype": "text/plain", "unit": "C"}
+    assert [(name, data) for name, data, _ in smq.retained()] == [("house", b"21")]
+    with pytest.raises(ArgumentError, match="qos: '3' is not a QoS"):
+        thread.apply(lambda: smq.publish_threadsafe("x", "house", qos=3))
+
+
+def test_options_for_mqtt_at_a_hub_without_mqtt(site: Site, thread: ThreadPool) -> None:
+    with pytest.raises(ArgumentError, match="retain: this hub accepts no MQTT clients"):
+        thread.apply(lambda: site.smq.publish_threadsafe("x", "news", retain=True))
 
 
 def test_an_idle_loop_wakes_up(site: Site, thread: ThreadPool) -> None:

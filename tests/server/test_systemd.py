@@ -120,12 +120,14 @@ made = []
 for kind in kinds.split():
     sock = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET,
                          socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM)
-    if kind == "tcp":
+    if kind == "unix":
+        sock.bind("\\0smqrt-test-%d" % os.getpid())
+    if kind in ("tcp", "unix"):
         sock.listen()
     made.append(sock)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(made)), "LISTEN_FDNAMES": names}
 try:
-    taken = systemd.passed_sockets(listeners.split())
+    taken = systemd.passed_sockets(listeners.split(), ["local"])
     fds = {name: sock.fileno() for name, sock in taken.items()}
     print(fds, [os.get_inheritable(fd) for fd in fds.values()])
     print([name for name in os.environ if name.startswith("LISTEN_")])
@@ -160,16 +162,12 @@ except StartError as error:
             "udp",
             "http",
             "http",
-            "systemd passes 'http' (descriptor 3), which is not a TCP socket; write ListenStream=9357 in the socket "
-            "unit.",
+            "systemd passes 'http' (descriptor 3), which is not a TCP or Unix stream socket; write ListenStream= in "
+            "the socket unit.",
         ),
-        (
-            "unix",
-            "http",
-            "http",
-            "systemd passes 'http' (descriptor 3), which is not a TCP socket; write ListenStream=9357 in the socket "
-            "unit.",
-        ),
+        ("tcp unix", "http:local", "http local", "{'http': 3, 'local': 4} [False, False]\n[]"),
+        ("tcp unix", "", "http local", "{'http': 3, 'local': 4} [False, False]\n[]"),
+        ("tcp", "smqrt.socket", "http local", "{'http': 3} [False]\n[]"),
         (
             "connection",
             "http",
@@ -186,10 +184,10 @@ def test_sockets_go_to_the_listeners_of_their_names(kinds: str, names: str, list
 
 def test_sockets_for_another_process_are_left_alone() -> None:
     environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "HOME": "/"}
-    assert systemd.passed_sockets(["http"], environ) == {}
+    assert systemd.passed_sockets(["http"], environ=environ) == {}
     assert environ == {"HOME": "/"}
     with pytest.raises(StartError, match="LISTEN_FDS=1000000; it must be from 1 to 64"):
-        systemd.passed_sockets(["http"], {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1000000"})
+        systemd.passed_sockets(["http"], environ={"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1000000"})
 
 
 @pytest.mark.servers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _socket
+import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,21 +11,24 @@ from typing import Any
 
 import pytest
 import requests
-from gevent import socket, subprocess
+from gevent import socket, ssl, subprocess
 
 from smqrt.errors import StartError
 from smqrt.http.access import Access
 from smqrt.http.forwarded import Proxies
 from smqrt.http.server import HttpServer
+from smqrt.server import listeners
 from smqrt.server.listeners import Listeners, open_for_workers
 from smqrt.server.mqtt import take_mqtt
 from smqrt.settings.server_settings import Settings
 from smqrt.settings.sources import Sources
 from smqrt.smq import close_log
 from smqrt.transport.admission import TrustedNetworks
+from smqrt.transport.listener import inherited
 from tests.server.restart.hot import HotServed, application
 from tests.support.device import RAW_HEADERS, WS_HEADERS, Site, request
 from tests.support.factory import Factory
+from tests.support.pki import Authority
 from tests.support.sites import authority, make_site
 from tests.support.waiting import wait_until
 
@@ -39,10 +44,10 @@ def settings(folder: Path, text: str) -> Settings:
 class Local:
     """A site that also listens on a Unix socket."""
 
-    def __init__(self, site: Site, path: Path) -> None:
+    def __init__(self, site: Site, path: Path, more: str = "") -> None:
         self.site, self.path = site, path
         site.server.take_mqtt = take_mqtt
-        table = f"[listener.http]\nenabled = false\n[listener.local]\nhost = '{path}'\n"
+        table = f"[listener.http]\nenabled = false\n[listener.local]\nhost = '{path}'\n{more}"
         self.listeners = Listeners(settings(path.parent, table), site.server)
         self.listeners.start()
 
@@ -90,6 +95,49 @@ def test_mosquitto(local: Local, version: str) -> None:
 def test_smq_and_websockets(local: Local) -> None:
     assert local.answer(request(RAW_HEADERS), b"unix").startswith(b"HTTP/1.1 200"), "Init contains the address"
     assert local.answer(request(WS_HEADERS), b"unix").startswith(b"HTTP/1.1 101")
+
+
+@pytest.fixture
+def secure(make_site: Callable[..., Site], tmp_path: Path, authority: Authority) -> Iterator[Local]:
+    """A site whose Unix socket has TLS."""
+    cert, key = authority.pair("server")
+    with Factory(Local) as make:
+        yield make(make_site(mqtt=True), tmp_path / "tls.sock", f"cert = '{cert}'\nkey = '{key}'\n")
+
+
+@pytest.mark.servers
+def test_mosquitto_over_tls(secure: Local, authority: Authority) -> None:
+    secure.site.smq.setkeepalive(60, 10)  # must not be set on a Unix socket
+    trust = ["--cafile", str(authority.path), "--insecure"]
+    sub = secure.mosquitto("sub", *trust, "-i", "lamp", "-q", "1", "-t", "a/#", "-v", "-C", "1", "-W", "20")
+    wait_until(lambda: secure.site.state.devices.filters.by_text, "a subscription")
+    [session] = secure.site.state.sessions.values()
+    assert close_log.transport_of(session.outbox) == "mqtt+tls"
+    assert close_log.address_of(session.outbox) == "unix"
+    pub = secure.mosquitto("pub", *trust, "-q", "1", "-t", "a/b", "-m", "on")
+    assert pub.wait() == 0, pub.stdout.read()
+    assert sub.wait() == 0
+    assert sub.stdout.read() == "a/b on\n"
+
+
+def test_pages_and_smq_over_tls(secure: Local, authority: Authority) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(str(authority.path))
+    for asked, end in ((request(RAW_HEADERS), b"unix"), (request(WS_HEADERS), b"unix"), (request(""), b"404")):
+        with socket.socket(socket.AF_UNIX) as plain:
+            plain.settimeout(15)
+            plain.connect(str(secure.path))
+            sock = context.wrap_socket(plain)
+            sock.sendall(asked)
+            got = b""
+            while end not in got:
+                more = sock.recv(4096)
+                assert more, got
+                got += more
+            sock.close()
+    assert secure.site.requests[-1].secure
+    assert secure.listeners.scheme("local") == "unix"
 
 
 def test_keep_alive_of_tcp_is_not_set(local: Local) -> None:
@@ -146,6 +194,65 @@ def test_workers_share_one_socket(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def listening(path: Path) -> Any:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen()
+    return sock
+
+
+def pass_by_systemd(monkeypatch: pytest.MonkeyPatch, sock: Any, name: str) -> None:
+    monkeypatch.setattr(
+        listeners, "passed_sockets", lambda names, unix: {name: _socket.socket(fileno=os.dup(sock.fileno()))}
+    )
+
+
+def test_a_socket_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mqtt.sock"
+    given = settings(tmp_path, f"[listener.http]\nenabled = false\n[listener.local]\nhost = '{path}'\n")
+    http: Any = HttpServer(lambda request: None)  # type: ignore[arg-type]
+    with listening(path) as sock:
+        pass_by_systemd(monkeypatch, sock, "local")
+        served = Listeners(given, http)
+        assert served["local"].has_foreign_file
+        served.start()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(15)
+            client.connect(str(path))
+            client.sendall(b"GET\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        served.close()
+        assert path.exists(), "the file belongs to systemd"
+        inherited.kept_files = {str(path)}  # the process of a hot restart
+        inherited.add((str(path), 0), [os.dup(sock.fileno())])
+        monkeypatch.setattr(listeners, "passed_sockets", lambda names, unix: {})
+        later = Listeners(given, http)
+        later.start()
+        later.close()
+        inherited.kept_files = set()
+        assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("/tmp/none/other.sock", "but listener.local.host is /tmp/none/other.sock; set ListenStream= to the same."),
+        ("127.0.0.1", "but listener.local.host is 127.0.0.1; set ListenStream= to the same."),
+    ],
+)
+def test_a_socket_of_systemd_with_another_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, says: str
+) -> None:
+    path = tmp_path / "mqtt.sock"
+    port = "" if host.startswith("/") else "port = 0\n"
+    given = settings(tmp_path, f"[listener.http]\nenabled = false\n[listener.local]\nhost = '{host}'\n{port}")
+    http: Any = HttpServer(lambda request: None)  # type: ignore[arg-type]
+    with listening(path) as sock:
+        pass_by_systemd(monkeypatch, sock, "local")
+        with pytest.raises(StartError, match=f"^systemd passes the Unix socket {path} as 'local', {says}"):
+            Listeners(given, http)
+
+
 LOCAL = "[listener.local]\nhost = '/tmp/none/mqtt.sock'\n"
 
 
@@ -153,12 +260,9 @@ LOCAL = "[listener.local]\nhost = '/tmp/none/mqtt.sock'\n"
     ("text", "says"),
     [
         (LOCAL + "port = 1883", "listener.local: the Unix socket /tmp/none/mqtt.sock has no port; remove port"),
-        (
-            LOCAL + "tls = true",
-            "listener.local: the Unix socket /tmp/none/mqtt.sock has no TLS; remove the TLS settings",
-        ),
-        (LOCAL + "cert = 'a'\nkey = 'b'", "listener.local: the Unix socket /tmp/none/mqtt.sock has no TLS"),
-        (LOCAL + "client_ca = 'a'", "listener.local: the Unix socket /tmp/none/mqtt.sock has no TLS"),
+        (LOCAL + "tls = true", "listener.local has no certificate; set cert and key."),
+        (LOCAL + "cert = 'a'", "listener.local.cert needs key too;"),
+        (LOCAL + "client_ca = 'a'", "listener.local has TLS settings, but tls is off; set tls = true, or remove them."),
         (LOCAL + "proxy_protocol = true", "listener.local has proxy_protocol; add unix to proxy.trusted."),
         (LOCAL + "[listener.two]\nhost = '/tmp/none/mqtt.sock'", "two listeners have the host /tmp/none/mqtt.sock;"),
         (LOCAL, "listener.local: cannot listen on unix:/tmp/none/mqtt.sock: its folder does not exist"),

@@ -12,7 +12,7 @@ from smqrt.broker.outbox import Slow
 from smqrt.broker.state import Hooks
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.process.current_process import AppScope, running_app
-from smqrt.settings.limits import LimitSettings, apply_limits
+from smqrt.settings.limits import LimitSettings, MqttSettings, apply_limits, apply_mqtt
 from smqrt.smq.gevent_broker import (
     GeventBroker,
     HubOptions,
@@ -20,6 +20,7 @@ from smqrt.smq.gevent_broker import (
     accept_new_clients,
     all_brokers,
     call_later,
+    mqtt_broker,
     random_u32,
     set_topic_rules,
 )
@@ -45,6 +46,7 @@ def make() -> Iterator[Make]:
     accept_new_clients(True)
     set_topic_rules(TopicRules())
     apply_limits(LimitSettings(), {})
+    apply_mqtt(MqttSettings())
 
 
 # ---- limits
@@ -181,6 +183,25 @@ def test_hubs_are_listed_in_their_order_without_internal_ones(make: Make) -> Non
     assert internal.number == 0
     first.close()
     assert first not in all_brokers()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "hubs", "expected"),
+    [
+        ("", [{}, {"mqtt": True}, {"mqtt": True}], 1),
+        ("*", [{}, {"mqtt": True}, {"mqtt": True}], 1),
+        ("*", [{}, {}], 0),
+        ("main", [{"mqtt": True}, {"name": "main"}, {"name": "other"}], 1),
+        ("main", [{}, {"mqtt": True}], 1),
+        ("", [{}, {}], None),
+    ],
+)
+def test_mqtt_clients_get_the_hub_that_is_named_or_made_for_them(
+    make: Make, chosen: str, hubs: list[dict[str, Any]], expected: int | None
+) -> None:
+    apply_mqtt(MqttSettings(hub=chosen))
+    made = [make(**options) for options in hubs]
+    assert mqtt_broker() is (None if expected is None else made[expected])
 
 
 def test_later_hubs_reject_clients_while_a_server_drains(make: Make) -> None:

@@ -223,6 +223,25 @@ def test_on_gets_the_attributes(connect: Callable[..., PahoClient], mqtt_site: S
     assert (got[0].mqtt.qos, got[0].mqtt.properties["size"], got[1].mqtt) == (2, "5", None)
 
 
+def test_onpublish_gets_the_attributes(make_site: Callable[..., Site]) -> None:
+    got: list[Any] = []
+
+    def onpublish(
+        data: bytes, ptid: int, tid: int, subtid: int, peer: hub.Peer, mqtt: hub.MqttAttributes | None
+    ) -> bool:
+        got.append((data, mqtt))
+        return True
+
+    smq = make_site(mqtt=True, onpublish=onpublish).smq
+    smq.publish("x", "a", qos=2, expiry=60, properties={"contenttype": "text/plain"})
+    smq.pubon("y", smq.gettid(), smq.gettid())
+    wait_until(lambda: len(got) == 2, got)
+    (first, attributes), second = got
+    assert (first, attributes.qos, attributes.properties) == (b"x", 2, {"contenttype": "text/plain"})
+    assert 50 < attributes.expiry <= 60
+    assert second[0] == b"y"
+
+
 def test_a_handler_gets_the_retained_message_of_its_topic(connect: Callable[..., PahoClient], mqtt_site: Site) -> None:
     got: list[Any] = []
     send(connect("sensor"), "kept", 1, retain=True)

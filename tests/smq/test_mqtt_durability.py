@@ -31,13 +31,21 @@ class DurableWorld(World):
         self.group = None
 
     def client(self, name: bytes, clean: bool = True, will: bytes = b"", version: int = 4) -> MemoryDevice:
+        """A client that has got CONNACK."""
+        device = self.connecting(name, clean, will, version)
+        if device.session.is_unconfirmed:
+            self.write()
+        device.take()
+        return device
+
+    def connecting(self, name: bytes, clean: bool = True, will: bytes = b"", version: int = 4) -> MemoryDevice:
+        """A client that has sent CONNECT."""
         device = self.hub.device()
         flags = 2 * clean | (0xC if will else 0)
         body = b"\0\4MQTT" + bytes((version, flags, 0, 0)) + len(name).to_bytes(2) + name
         if will:
             body += len(will).to_bytes(2) + will + b"\0\4gone"
         device.feed(packet(0x10, body))
-        device.take()
         return device
 
     def sleeper(self, name: bytes, topic: bytes, qos: int) -> MemoryDevice:
@@ -56,6 +64,118 @@ class DurableWorld(World):
 
 def publish(topic: bytes, payload: bytes, number: int, first: int = 0x32) -> bytes:
     return packet(first, len(topic).to_bytes(2) + topic + number.to_bytes(2) + payload)
+
+
+def test_connack_waits_for_a_new_session_that_is_kept() -> None:
+    world = DurableWorld()
+    client = world.connecting(b"s", clean=False)
+    assert client.take() == b""
+    client.lost()
+    again = world.connecting(b"s", clean=False)  # the session of the first connection is not saved either
+    assert again.take() == b""
+    world.write()
+    assert again.take() == packet(0x20, b"\1\0")
+    world.restart()
+    assert world.connecting(b"s", clean=False).take() == packet(0x20, b"\1\0")  # nothing has changed
+
+
+def test_connack_waits_for_the_end_of_a_session_that_was_kept() -> None:
+    world = DurableWorld()
+    world.sleeper(b"s", b"t", 1).lost()
+    world.write()
+    for _ in range(2):  # the second one finds no session, but the file still has it
+        client = world.connecting(b"s", clean=True)
+        assert client.take() == b""
+        client.lost()
+    client = world.connecting(b"s", clean=True)
+    world.write()
+    assert client.take() == ACCEPTED
+    world.restart()
+    assert "s" not in world.hub.devices.sessions
+
+
+def test_connack_waits_for_another_session_expiry_and_for_the_will_of_a_kept_session() -> None:
+    world = DurableWorld()
+
+    def connect(expiry_s: int, will: bytes = b"") -> MemoryDevice:
+        device = world.hub.device()
+        flags = 4 if will else 0
+        device.feed(packet(0x10, b"\0\4MQTT\5" + bytes((flags, 0, 0, 5, 17)) + expiry_s.to_bytes(4) + b"\0\1s" + will))
+        return device
+
+    for expiry_s, will, is_held in ((60, b"", True), (60, b"", False), (90, b"", True), (90, b"\0\0\1w\0\1x", True)):
+        device = connect(expiry_s, will)
+        assert device.session.is_unconfirmed is is_held
+        assert bool(device.take()) is not is_held
+        world.write()
+        assert not device.session.is_unconfirmed
+        device.feed(packet(0xE0, b""))
+        world.write()
+
+
+@pytest.mark.parametrize("will", [b"", b"will"])
+def test_connack_of_a_session_that_is_not_kept_does_not_wait(will: bytes) -> None:
+    world = DurableWorld()
+    for _ in range(2):
+        client = world.connecting(b"s", will=will)
+        assert client.take() == ACCEPTED
+        client.lost()
+
+
+def test_nothing_is_sent_before_connack() -> None:
+    world = DurableWorld()
+    world.sleeper(b"s", b"t", 1).lost()
+    world.write()
+    client = world.connecting(b"s", clean=False, will=b"will")
+    world.client(b"p").feed(publish(b"t", b"x", 1))
+    assert client.take() == b""
+    world.write()
+    assert client.take() == packet(0x20, b"\1\0") + publish(b"t", b"x", 1)
+
+
+def test_a_client_that_leaves_before_connack_leaves_its_session_and_no_will() -> None:
+    world = DurableWorld()
+    watcher = world.client(b"w")
+    watcher.feed(packet(0x82, b"\0\1\0\4will\0"))
+    watcher.take()
+    client = world.connecting(b"s", clean=False, will=b"will")
+    client.lost()
+    devices = world.hub.devices
+    assert list(devices.offline) == [devices.sessions["s"]]
+    world.write()
+    assert client.take() == watcher.take() == b""
+
+
+def test_a_session_that_is_deleted_before_connack() -> None:
+    world = DurableWorld()
+    client = world.connecting(b"s", clean=False)
+    world.hub.devices.end(world.hub.devices.sessions["s"])
+    world.write()
+    assert client.take() == b""
+    assert client.session.closed
+    assert list(world.hub.left()) == []
+
+
+def test_clients_are_refused_when_too_many_packets_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_TOTAL_HELD", 2)
+    world = DurableWorld()
+    waiting = [world.connecting(name, clean=False) for name in (b"a", b"b")]
+    assert world.connecting(b"c", clean=False).take() == packet(0x20, b"\0\3")
+    assert world.connecting(b"d").take() == ACCEPTED  # it needs no disk
+    world.write()
+    assert [one.take() for one in waiting] == [ACCEPTED, ACCEPTED]
+
+
+@pytest.mark.parametrize(
+    ("first", "body", "answer"), [(0x82, b"\0\1\0\1t\1", b"\x90\3\0\1\1"), (0xA2, b"\0\1\0\1t", b"\xb0\2\0\1")]
+)
+def test_suback_and_unsuback_wait_for_the_disk(first: int, body: bytes, answer: bytes) -> None:
+    world = DurableWorld()
+    client = world.client(b"s", clean=False)
+    client.feed(packet(first, body))
+    assert client.take() == b""
+    world.write()
+    assert client.take() == answer
 
 
 def test_acknowledgements_do_not_wait_without_a_kept_session() -> None:
@@ -323,6 +443,7 @@ def test_a_delayed_will_survives_a_stop() -> None:
     device = world.hub.device()
     will = b"\5\x18\0\0\0\x28\0\4will\0\4gone"  # a delay of 40 s
     device.feed(packet(0x10, b"\0\4MQTT\5\x0e\0\0\5\x11\0\0\0\x64\0\1w" + will))
+    world.write()
     device.lost()
     world.write()
     world.restart()
@@ -389,7 +510,7 @@ def test_rows_follow_waiting_messages_that_are_denied_or_move(monkeypatch: pytes
 
 def test_acknowledgements_of_all_clients_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that connects again and again while the disk fails would leave more and more of them."""
-    monkeypatch.setattr(publishing, "MAX_TOTAL_HELD", 3)
+    monkeypatch.setattr(ledger, "MAX_TOTAL_HELD", 3)
     world = DurableWorld()
     world.sleeper(b"s", b"t", 1)
     paused = []

@@ -157,7 +157,7 @@ def test_publishers_wait_while_the_disk_fails(
     monkeypatch.setattr(mqtt_tables, "write", works)
     wait_until(lambda: publisher.ear.got == [packet(0x40, b"\0\1")], "the acknowledgement")
     lines = [one.getMessage() for one in caplog.records if "disk I/O error" in one.getMessage()]
-    assert lines == [f"persist: {path}: disk I/O error; MQTT publishers wait until the disk accepts writes again"]
+    assert lines == [f"persist: {path}: disk I/O error; MQTT clients wait until the disk accepts writes again"]
     site.smq.close()
     again = make_site(mqtt=True, persist=path).state.devices
     assert again.sessions["sleeper"].waiting[-1].payload == b"x"
@@ -193,6 +193,44 @@ def test_a_client_is_not_read_while_too_many_acknowledgements_wait(
             answers += sock.recv(80)
         assert answers == b"".join(packet(0x40, number.to_bytes(2)) for number in range(1, 21))
         assert retained[b"t"].payload == b"20"
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_connack_waits_for_a_disk_that_fails(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    monkeypatch.setattr(mqtt_file, "RETRY_S", 0.01)
+    site = make_site(mqtt=True, persist=str(tmp_path / "hub.sqlite"), readtmo=300)
+    site.server.take_mqtt = take_mqtt
+    works = mqtt_tables.write
+
+    def fail(*arguments: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def connect(name: bytes) -> socket.socket:
+        sock = socket.create_connection(site.address(), 20)
+        properties = b"\5\x11\0\0\0\x64" if version == 5 else b""
+        sock.sendall(packet(0x10, b"\0\4MQTT" + bytes((version, 0, 0, 0)) + properties + b"\0\1" + name))
+        sock.sendall(packet(0xC0, b""))
+        return sock
+
+    monkeypatch.setattr(mqtt_tables, "write", fail)
+    with connect(b"a") as sock:
+        answer = b"".join(iter(lambda: sock.recv(100), b""))  # after the time limit of the handshake
+        reason = b"the session was not saved in time: the disk of the server is slow or fails"
+        assert answer == (b"\x20\2\0\3" if version == 4 else packet(0x20, b"\0\x88\x4d\x1f\0\x4a" + reason))
+    assert f"closed: b'mqtt:a' 127.0.0.1 mqtt: refused ({reason.decode()})" in caplog.text
+    site.state._admission.readtmo_ms = 20_000
+    with connect(b"b") as sock:
+        wait_until(lambda: "b" in site.state.devices.sessions, "CONNECT has arrived")
+        monkeypatch.setattr(mqtt_tables, "write", works)
+        first = sock.recv(1)
+        assert first == b"\x20"
+        rest = b""
+        while not rest.endswith(packet(0xD0, b"")):
+            rest += sock.recv(100)
+        with sqlite3.connect(tmp_path / "hub.sqlite") as connection:
+            assert {row[0] for row in connection.execute("SELECT id FROM mqtt_sessions")} == {"a", "b"}
 
 
 def test_changes_are_saved_while_messages_are_delivered_without_pause(

@@ -42,7 +42,12 @@ REBUILT = {
         "run_name": "the next message begins a row",
     },
     SubscribingClient: {"_is_paused": "the client is not subscribing", "is_subscribing": "the same"},
-    MqttClient: {"_connect_packet": "it is connected", "is_new_id": "for CONNACK only"},
+    MqttClient: {
+        "_connect_packet": "it is connected",
+        "has_asked": "it has logged in",
+        "is_new_id": "for CONNACK only",
+        "is_unconfirmed": "a client that waits for CONNACK does not migrate",
+    },
     Device: {
         "_stored_bytes": "it is connected",
         "client": "the client's new session",

@@ -11,6 +11,7 @@ return {
    broker = os.getenv "MQTT_BROKER", -- mqtt://user:password@host, a list of such addresses; or nil: no other broker
    name = os.getenv "MQTT_BRIDGE" or "smqrt-bridge", -- client identifier; each bridge at a broker needs its own
    mark = os.getenv "MQTT_BRIDGE_MARK", -- of messages to MQTT; bridges of one cluster need the same; the default is the name
+   mqtt = os.getenv "MQTT_BRIDGE_CLIENTS" == "true", -- whether MQTT clients may connect to this server too; without a broker they always may
    options = {queuesize = 10000, reconnectmax = 5},
    rules = {
       {mqtt = "house/", smq = "home/", way = "both", data = "json"},

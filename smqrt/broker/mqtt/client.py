@@ -15,7 +15,7 @@ from smqrt.broker.mqtt.device import NEVER_S, Will, uid_of
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
-from smqrt.broker.mqtt.session import check_characters, check_message_properties, is_reserved
+from smqrt.broker.mqtt.session import RESERVED, check_characters, check_message_properties, is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
 from smqrt.broker.mqtt.trace import TracedOutbox, trace_decoded, trace_packet
 from smqrt.broker.outbox import Outbox, run_at_once
@@ -39,6 +39,7 @@ from smqrt.wire.mqtt.packets import (
 )
 from smqrt.wire.smq import ConnackCode
 
+FOREIGN_ID = "does not match mqtt.client_id of this server"
 KEEPALIVE_FACTOR = 1.5
 """A connection is closed after 1.5 times the keep-alive without a packet [MQTT-3.1.2-22]."""
 MAX_MATCHED_CHARS = 1000
@@ -84,15 +85,17 @@ class MqttClient(SubscribingClient):
 
     Attributes:
         exchange: the authentication by a method of MQTT 5; None without one.
+        is_unconfirmed: whether CONNACK waits until the session is saved. The client is not read meanwhile.
+        has_asked: whether name and password were checked.
         is_new_id: whether the hub has chosen the client id.
         keepalive_s: seconds of the keep-alive, with its tolerance; 0 for none.
     """
 
-    __slots__ = ("_connect_packet", "exchange", "is_new_id", "keepalive_s")
+    __slots__ = ("_connect_packet", "exchange", "has_asked", "is_new_id", "is_unconfirmed", "keepalive_s")
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
         super().__init__(broker, outbox, seed, origin)
-        self.is_new_id = False
+        self.is_new_id = self.is_unconfirmed = self.has_asked = False
         self.keepalive_s = 0.0
         self._connect_packet: ConnectPacket | None = None
         self.exchange: Exchange | None = None
@@ -180,6 +183,7 @@ class MqttClient(SubscribingClient):
         """Ask whether name and password are right, then accept the client; return true when it has to wait."""
         packet, hook = self._connect_packet, self.broker.hooks.authenticate
         assert packet is not None
+        self.has_asked = True
         if hook is None:
             return self.admit()
         return self.ask_then(hook, (self._credentials(packet), self), self._authenticated)
@@ -189,7 +193,7 @@ class MqttClient(SubscribingClient):
         if not packet.client_identifier and (packet.version == 3 or packet.version == 4 and not packet.clean_start):
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a session without a client identifier")
         if not self._is_permitted_id(packet.client_identifier):
-            text = f"the client id {ascii(packet.client_identifier[:64])} does not match mqtt.client_id of this server"
+            text = f"the client id {ascii(packet.client_identifier[:64])} {FOREIGN_ID}"
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, text)
         self.check_properties(packet.properties)
         check_characters(packet.client_identifier, packet.username or "", packet.will.topic if packet.will else "")
@@ -243,8 +247,11 @@ class MqttClient(SubscribingClient):
         if will is None:
             return self._enter()
         name = will.topic.encode()
-        is_denied = self.devices.features.own_topics and is_reserved(name)
-        if is_denied or (self.identity is not None and not self.identity.may(name, Action.WRITE)):
+        if self.devices.features.own_topics and is_reserved(name):
+            self.broker.log_denial(self, "publish its will to", "topic", name, RESERVED)
+            self._refuse_will()
+            return False
+        if self.identity is not None and not self.identity.may(name, Action.WRITE):
             self._refuse_will()
             return False
 
@@ -265,21 +272,21 @@ class MqttClient(SubscribingClient):
         old = self.broker.uids.get(self.uid)
         if not isinstance(old, MqttClient) or self._is_other_users_id:
             self.accept()
-            return False
+            return self.is_unconfirmed
 
         if self._waits_for_turn(old, self._accept_in_turn):
             return True
         self.accept()
         if self.state is SessionState.CONNECTED:
             self.devices.take_overs.record(self.client_id)
-        return False
+        return self.is_unconfirmed
 
     def _waits_for_turn(self, old: MqttClient | None, then: Callable[[], bool]) -> bool:
         """Return whether the client has to wait, see `TakeOvers.hold`; then it continues with `then`."""
 
         def resume() -> None:
             done = not self.closed and self.call_or_disconnect(lambda _: then(), None)
-            if done and self.state is not SessionState.AUTHENTICATING:
+            if done and self.state is not SessionState.AUTHENTICATING and not self.is_unconfirmed:
                 self.outbox.resume()
 
         return self.devices.take_overs.hold(self, old, resume)
@@ -319,15 +326,26 @@ class MqttClient(SubscribingClient):
         if self._is_other_users_id:
             self._refuse_user()
             return
+        packet, ledger = self._connect_packet, self.devices.ledger
+        if packet is not None and ledger is not None and ledger.is_full:
+            kept = self.devices.sessions.get(self.client_id)
+            if _wanted_expiry_s(packet) or (kept is not None and kept.rows is not None):
+                self._refuse_unsaved()
+                return
         super().accept()
 
+    def _refuse_unsaved(self) -> None:
+        self.refuse_mqtt(
+            Reason.SERVER_UNAVAILABLE, "the session was not saved in time: the disk of the server is slow or fails"
+        )
+
     def connack(self) -> None:
-        """Send CONNACK, and what waits in the session."""
+        """Send CONNACK, when the session is saved if it is kept, or if a kept one ends."""
         packet = self._connect_packet
         assert packet is not None
         self._connect_packet = None
         device, is_kept = self.devices.open(self.client_id, packet.clean_start)
-        self.device = device
+        self.device, before_s = device, device.expiry_s
         device.user, device.identity = self._user, self.identity
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
@@ -346,6 +364,32 @@ class MqttClient(SubscribingClient):
             information = {"responseinformation": f"$smq/{self.etid}"}
             longer = encode(answer._replace(properties={**answer.properties, **information}), self.version)
             data = data if self.is_too_large(longer) else longer
+        ledger = self.devices.ledger
+        is_changed = device.rows is not None and (device.expiry_s != before_s or device.will is not None)
+        if ledger is not None and ledger.waits and (is_changed or not ledger.is_session_saved(device)):
+            self.is_unconfirmed = True
+            self.held += 1
+            ledger.hold(self._confirm_saved, data, is_kept)
+            ledger.wake()
+        else:
+            self._confirm(data, is_kept)
+
+    def _confirm_saved(self, data: bytes, is_kept: bool) -> None:
+        """Send CONNACK, which has waited for the disk, and continue to read."""
+        self.held -= 1
+        if self.closed:
+            return
+        self.is_unconfirmed = False
+        if self.device is not self.devices.sessions.get(self.client_id):
+            self.disconnect(CloseReason.SHUTDOWN, None, "the session was deleted")
+            return
+        self._confirm(data, is_kept)
+        self.outbox.resume()
+
+    def _confirm(self, data: bytes, is_kept: bool) -> None:
+        """Send CONNACK, and what waits in the session."""
+        device = self.device
+        assert device is not None
         self.mqtt_outbox.send_packet(data)
         self.outbox.settled()
         self.counts.answers += 1
@@ -356,6 +400,18 @@ class MqttClient(SubscribingClient):
                 self.devices.check_messages_of(device)
                 device.drop_denied()
         device.resume(self)
+
+    def end_handshake(self) -> None:
+        """See `Session.end_handshake`; the time limit also applies to CONNACK that waits for the disk."""
+        if not self.is_unconfirmed:
+            super().end_handshake()
+
+    def connect_timed_out(self) -> None:
+        """See `Session.connect_timed_out`."""
+        if self.is_unconfirmed:
+            self._refuse_unsaved()
+        else:
+            super().connect_timed_out()
 
     def _connack(self, packet: ConnectPacket, is_kept: bool) -> ConnackPacket:
         """Return CONNACK without response information."""
@@ -387,14 +443,20 @@ class MqttClient(SubscribingClient):
         """Return whether the client does not take packets of this size."""
         return 0 < self.peer_limit_bytes < len(data)
 
-    def refuse_mqtt(self, code: int, text: str = "") -> None:
-        """Send CONNACK with a reason, if the version of the client has one, and close."""
+    def refuse_mqtt(self, code: int, text: str = "", detail: str = "") -> None:
+        """Send CONNACK with a reason, if the version of the client has one, and close.
+
+        Args:
+            code: the reason code.
+            text: the reason string for the client.
+            detail: the reason for the log; by default `text`.
+        """
         self.broker.stats.refusals += 1
         if self.version == 5:
             self._send_reason(lambda properties: encode(ConnackPacket(False, code, properties), 5), text)
         elif code in _RETURN_CODES:
             self.mqtt_outbox.send_packet(encode(ConnackPacket(False, _RETURN_CODES[Reason(code)]), 4))
-        self.disconnect(CloseReason.REFUSED, None, text)
+        self.disconnect(CloseReason.REFUSED, None, detail or text)
 
     def _send_reason(self, make: Callable[[dict[str, object]], bytes], text: str) -> None:
         """Send a packet with a reason string, or without it when it would be too large [MQTT-3.14.2-3]."""
@@ -407,7 +469,8 @@ class MqttClient(SubscribingClient):
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
         """See `Session.refuse`."""
         if self.version:
-            self.refuse_mqtt(_REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED), text.decode("utf-8", "replace"))
+            answer = _REFUSALS.get(ConnackCode(code), Reason.NOT_AUTHORIZED)
+            self.refuse_mqtt(answer, text.decode("utf-8", "replace"), detail)
         else:
             self.broker.stats.refusals += 1
             self.disconnect(reason, None, detail)
@@ -471,27 +534,31 @@ class MqttClient(SubscribingClient):
         Args:
             text: the reason string for MQTT 5.
         """
-        if self.state is SessionState.CONNECTED:
+        if self.state is SessionState.CONNECTED and not self.is_unconfirmed:
             self._send_disconnect(Reason.ADMINISTRATIVE_ACTION, text)
         self.disconnect(CloseReason.SHUTDOWN, None, "by an operator")
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
         """See `Session.disconnect`; the session of the client may be kept, and its will is published."""
-        device, state = self.device, self.state
+        device, state, is_unconfirmed = self.device, self.state, self.is_unconfirmed
+        self.is_unconfirmed = False
         if state is SessionState.CONNECTED:
             code = _ENDS.get(reason, Reason.ADMINISTRATIVE_ACTION if text is not None else None)
-            if code is not None:
+            if code is not None and not is_unconfirmed:
                 self._send_disconnect(code, text.decode("utf-8", "replace") if text else "")
             self.devices.system.closed(self)
         super().disconnect(reason, None, detail)
         onvanish = self.broker.hooks.onvanish
         if self.exchange is not None and onvanish and state in (SessionState.WAITING, SessionState.AUTHENTICATING):
             onvanish(self)  # `mqttauth` has got the client, and `onclose` does not
-        if state is SessionState.CONNECTED and device is not None and device.client is self:
+        is_own = device is not None and device.client is self
+        if is_unconfirmed:
+            is_own = device is self.devices.sessions.get(self.client_id)
+        if state is SessionState.CONNECTED and device is not None and is_own:
             self.lost()
             self.device = None
             will, device.will = device.will, None
-            if will is not None and reason is not CloseReason.RESTARTED:
+            if will is not None and reason is not CloseReason.RESTARTED and not is_unconfirmed:
                 self.devices.leave_will(device, will, self)
             self.devices.left(device)
 

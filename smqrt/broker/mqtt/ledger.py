@@ -131,12 +131,15 @@ class SessionRows:
     Args:
         ledger: the changes of the hub.
         number: the number of the session in the file.
+
+    Attributes:
+        begun: the change that writes the session for the first time; 0 when the file has had it at the start.
     """
 
-    __slots__ = ("ledger", "number", "received", "released", "sent", "waiting")
+    __slots__ = ("begun", "ledger", "number", "received", "released", "sent", "waiting")
 
     def __init__(self, ledger: Ledger, number: int) -> None:
-        self.ledger, self.number = ledger, number
+        self.ledger, self.number, self.begun = ledger, number, 0
         self.waiting: deque[Row] = deque()
         self.sent: dict[int, Row] = {}
         self.received: dict[int, Row] = {}
@@ -243,6 +246,7 @@ class Ledger:
         saved: the number of the last change that is saved.
         held: what is sent when the change with a number is saved.
         recorded: the ids of sessions in the file.
+        ended: the changes that remove kept sessions from the file, by client id; older ones may be there too.
         commits: the number of groups that were written.
         failures: the number of failed attempts to write a group.
         lost_clients: sessions that ended with a crash, and whose wills are not published yet, by client id.
@@ -257,6 +261,7 @@ class Ledger:
         self.seq = self.cut = self.saved = 0
         self.held: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
         self.recorded: set[str] = set()
+        self.ended: dict[str, int] = {}
         self.commits = self.failures = 0
         self.lost_clients: dict[str, Device] = {}
         self.on_change: Callable[[bool], object] = lambda is_urgent: None
@@ -307,6 +312,7 @@ class Ledger:
     def session_changed(self, device: Device) -> None:
         """Save a session if it is kept, or if it has a will; otherwise remove it from the file."""
         is_open = self._devices.sessions.get(device.client_id) is device
+        was_kept, before = device.rows is not None, device.rows
         if is_open and device.expiry_s:
             if device.rows is None:
                 self._begin_rows(device)
@@ -316,7 +322,16 @@ class Ledger:
         if is_open and (device.expiry_s or device.will is not None):
             self.recorded.add(device.client_id)
         if device.client_id in self.recorded:
-            self.touch(device.client_id)
+            seq = self.touch(device.client_id)
+            if device.rows is not None and device.rows is not before:
+                device.rows.begun = seq
+            elif was_kept and not (is_open and device.rows is not None):
+                self.ended[device.client_id] = seq
+
+    def is_session_saved(self, device: Device) -> bool:
+        """Return whether a crash would restore the session with this id, or none if it is not kept."""
+        is_begun = device.rows is None or device.rows.begun <= self.saved
+        return is_begun and self.ended.get(device.client_id, 0) <= self.saved
 
     def _begin_rows(self, device: Device) -> None:
         rows = device.rows = SessionRows(self, self.new_number())
@@ -356,6 +371,8 @@ class Ledger:
             is_last: whether all changes are taken, also in the middle of a batch: the hub is closed.
         """
         self.is_awake = self.is_urgent = False
+        if self.ended:
+            self.ended = {client_id: seq for client_id, seq in self.ended.items() if seq > self.saved}
         if is_last or not self._devices.is_delivering:
             self.cut = self.seq
         return Group(self.cut, [], [], {}, {}, [], [])
@@ -419,6 +436,11 @@ class Ledger:
         group.rows.append((row.number, row.session, row.position, row.state, row.packet, number))
 
     # ---- packets that wait
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more packets should wait for the disk."""
+        return len(self.held) >= MAX_TOTAL_HELD
 
     def answer(self, client: Publisher, data: bytes, is_saved: bool) -> None:
         """Send an acknowledgement, when the messages before it have been delivered and saved.

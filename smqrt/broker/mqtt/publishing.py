@@ -11,9 +11,9 @@ from smqrt.broker.client_limits import Meter, refuse_message
 from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.features import ALL_FEATURES
-from smqrt.broker.mqtt.ledger import MAX_HELD, MAX_TOTAL_HELD
+from smqrt.broker.mqtt.ledger import MAX_HELD
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
-from smqrt.broker.mqtt.session import MqttSession, check_characters, check_message_properties, is_reserved
+from smqrt.broker.mqtt.session import RESERVED, MqttSession, check_characters, check_message_properties, is_reserved
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Topic
@@ -303,7 +303,10 @@ class PublishingClient(MqttSession):
                 return self._hold_back()
             if self.version == 5 and len(device.unreleased) >= self.devices.limits.receive_maximum:
                 raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
-        permitted = False if features.own_topics and is_reserved(name) else self._permitted.get(name)
+        permitted = self._permitted.get(name)
+        if features.own_topics and is_reserved(name):
+            permitted = False
+            self.broker.log_denial(self, "publish to", "topic", name, RESERVED)
         if permitted is None:
             return self._ask_permission(name, first, body)
         if permitted and not message.property_bytes and first in (_QOS_0, _QOS_1, _QOS_2) and not self.broker.traces:
@@ -485,7 +488,7 @@ class PublishingClient(MqttSession):
     def _hold_back(self) -> bool:
         """Return whether the client must not be read because many acknowledgements wait for the disk."""
         ledger = self.devices.ledger
-        is_full = ledger is not None and len(ledger.held) >= MAX_TOTAL_HELD
+        is_full = ledger is not None and ledger.is_full
         self.is_held_back = self.held >= MAX_HELD or (is_full and self.held > 0)
         return self.is_held_back
 

@@ -20,6 +20,7 @@ from smqrt.wire.mqtt.fields import (
     user_properties_in,
 )
 
+RESERVED = "names that begin with $SYS or $share are reserved"
 _SYSTEM, _SHARED = b"$SYS", b"$share"
 _BRIDGE_START, _BRIDGE_END = b"$SYS/broker/connection/", b"/state"
 

@@ -127,7 +127,8 @@ class SubscribingClient(PublishingClient):
             device = self.device
             is_new = wanted.topic not in device.subscriptions
             if is_new and self._is_full(device, wanted.topic):
-                FILTERS.refused(f"the MQTT client {ascii(self.client_id[:64])}")
+                address = self.devices.take_overs.address_of(self) or "?"
+                FILTERS.refused(f"the MQTT client {ascii(self.client_id[:64])} of {address}")
                 codes[at] = Reason.QUOTA_EXCEEDED
                 continue
             options = _options(wanted.options, code, identifier)
@@ -194,16 +195,22 @@ class SubscribingClient(PublishingClient):
         if not self._may_subscribe(raw, is_wild):
             answer(Reason.NOT_AUTHORIZED)
             return
+        kind = "topic filter" if is_wild else "topic"
         if self.devices.system.is_hidden(self, topic_filter):
+            self.broker.log_denial(self, "subscribe to", kind, raw, "it has no user; see the setting mqtt.sys")
             answer(Reason.NOT_AUTHORIZED)
             return
         hooks = self.broker.hooks
         hook = hooks.permitfilter if is_wild else hooks.permittop
         if is_wild and hook is None and hooks.permittop is not None and self.identity is None:
+            why = "it has no user, and the hub has permittop without permitfilter"
+            self.broker.log_denial(self, "subscribe to", kind, raw, why)
             answer(Reason.NOT_AUTHORIZED)  # a hook that knows names only must not be bypassed
             return
 
         def decided(permitted: Any) -> None:
+            if not permitted:
+                self.broker.count_denial(self, "subscribe to", kind, raw)
             answer(min(wanted.options & 3, features.max_qos) if permitted else Reason.NOT_AUTHORIZED)
 
         arguments = (raw, self) if is_wild else (raw, True, self)

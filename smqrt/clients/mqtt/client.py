@@ -420,7 +420,10 @@ class MqttClient(ReconnectingMqttClient):
                 return 0
             handlers = [self.onpub]
         for handler in handlers:
-            self._callbacks.post(handler, topic, payload, properties, _PUBLISH | flags)
+            if isinstance(handler, MessageCallback):
+                self._callbacks.post(handler.function, Message(message, self._acknowledge, None))
+            else:
+                self._callbacks.post(handler, topic, payload, properties, _PUBLISH | flags)
         return 0
 
     def on_deferred(self, message: PublishPacket, pending: PendingAcknowledgement) -> None:

@@ -22,7 +22,8 @@ from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message
 #
 #     new                                  old
 #     hello {version, pid}            ──▶
-#                                     ◀──  welcome {version, pid, listeners, hubs, nodes, failed} and listening sockets
+#                                     ◀──  welcome {version, pid, listeners, kept_files, hubs, nodes, failed}
+#                                          and listening sockets
 #     (loads the applications)
 #     ready {hubs, relays, succeeds},
 #     or failed {why}                 ──▶

@@ -61,6 +61,7 @@ class TakeOver:
             listeners = list(_listeners(welcome["listeners"], fds))
             self._failed_before = {str(one).partition(":")[0] for one in failed}
             nodes = welcome.get("nodes", ())  # older versions send none
+            kept_files = {str(one) for one in welcome.get("kept_files", ())}  # the same
             nodes = [(bytes(node_id), int(epoch)) for node_id, epoch in nodes]
             if type(pid) is not int or pid <= 0 or not isinstance(hubs, dict):
                 raise TypeError("pid or hubs")
@@ -69,6 +70,7 @@ class TakeOver:
             self.report_failure("invalid welcome message")
             raise StartError(f"Cannot replace the other process: invalid welcome message: {error}.") from None
         self.pid = pid
+        inherited.kept_files = kept_files
         for requested, sockets in listeners:
             inherited.add(requested, sockets)
         hub_registry.expect(hubs, nodes)

@@ -174,6 +174,7 @@ class HandOver:
                 "version": VERSION,
                 "pid": os.getpid(),
                 "listeners": [[*one.requested, len(one.filenos())] for one in listeners],
+                "kept_files": [one.requested[0] for one in open_listeners if one.has_foreign_file],
                 "hubs": {one.key: names_of(one) for one in hub_registry.hubs()},
                 "nodes": [[one.node.id, one.node.epoch] for one in open_meshes],
                 "failed": list(self._server.failed_applications()),

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.servers
 
 RULES = """return {
-  broker = %s, name = "%s", mark = %s,
+  broker = %s, name = "%s", mark = %s, mqtt = true,
   options = {reconnectdelay = 0.02, reconnectmax = 0.1, queuesize = %d},
   rules = {
     {mqtt = "house/", smq = "home/", way = "both", data = "json"},
@@ -140,6 +140,48 @@ def test_topics_and_attributes(bridge: Bridge, mosquitto: Mosquitto, device: Mqt
     device.publish("house/lamp", "{}", 1, properties={"subtopic": "dim"})
     device.publish("house/lamp", "[]", 1)
     wait_until(lambda: heard[1:] == [("dim", b"{}"), ("", b"[]")], heard)
+
+
+def test_properties_of_mqtt_5(bridge: Bridge, mosquitto: Mosquitto, device: MqttClient) -> None:
+    site = bridge(mosquitto.address, "property-bridge")
+    assert is_connected(site)
+    got: dict[str, Any] = {}
+
+    def onpub(topic: str, payload: bytes, properties: Any, cpt: int) -> None:
+        got[topic] = (payload, cpt >> 1 & 3, dict(properties))
+
+    sent = {
+        "contenttype": "text/plain",
+        "payloadformatindicator": 1,
+        "correlationdata": b"\0id",
+        "messageexpiryinterval": 60,
+        "colour": ["red", "blue"],
+    }
+    with MqttClient(site.url.replace("http", "ws")) as near:
+        near.subscribe("home/#", onpub, qos=2)
+        device.subscribe("house/#", onpub, qos=2, nolocal=True)
+        device.subscribe("commands/#", onpub, qos=2)
+        assert near.flush(20)
+        assert device.flush(20)
+        device.publish("house/ask", "{}", 2, properties=sent | {"responsetopic": "house/answer", "subtopic": "s"})
+        near.publish("home/order", "{}", 1, properties=sent | {"responsetopic": "home/answer", "bridge": "other"})
+        near.publish("commands/a", "x", 1, properties={"responsetopic": "elsewhere"})
+        near.publish("commands/loop", "x", 1, properties={"bridge": "property-bridge"})
+        wait_until(lambda: got.keys() >= {"home/ask", "house/order", "commands/a"}, got)
+    for name, expected in (("home/ask", "home/answer"), ("house/order", "house/answer")):
+        payload, qos, properties = got[name]
+        assert (payload, properties.pop("responsetopic")) == (b"{}", expected)
+        assert 50 < properties.pop("messageexpiryinterval") <= 60
+        marks, _ = properties.pop("bridge", None), properties.pop("subscriptionidentifier", None)
+        if name == "home/ask":
+            assert (qos, marks, properties.pop("subtopic")) == (2, None, "s")
+        else:
+            assert (qos, marks) == (1, ["other", "property-bridge"])
+        assert properties == {one: value for one, value in sent.items() if one != "messageexpiryinterval"}
+    properties = got["commands/a"][2]
+    assert (properties["responsetopic"], properties["bridge"]) == ("elsewhere", "property-bridge")
+    wait_until(lambda: state_of(site)["counts"]["dropped"] == 1, "the looping message")
+    assert "commands/loop" not in got
 
 
 def test_bridges_with_one_mark_do_not_pass_messages_to_each_other(

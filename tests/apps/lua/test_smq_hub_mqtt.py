@@ -137,6 +137,25 @@ def test_handlers_get_the_attributes(mqtt_lua: Callable[..., MqttLua], client: C
     assert calls == [(b"named", b"string", None, None, None, None, None), (b"count", 4)]
 
 
+def test_onpublish_gets_the_attributes(lua: Callable[[str], LuaSite], client: Callable[[MqttLua], PahoClient]) -> None:
+    site = MqttLua(
+        lua("""
+    local function onpublish(data, ptid, tid, subtid, peer, mqtt)
+      record(data, mqtt and mqtt.qos, mqtt and mqtt.properties.contenttype, mqtt and mqtt.expiry > 50)
+      return true
+    end
+    smq = require"smq.hub".create {mqtt = true, onpublish = onpublish}""")
+    )
+    site.site.server.server.take_mqtt = take_mqtt
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.ContentType, properties.MessageExpiryInterval = "text/plain", 60
+    client(site).client.publish("house", "21", 2, False, properties)
+    wait_until(lambda: site.site.calls, "the message of the MQTT client")
+    site.site.broker.publish(b"x", b"house")
+    wait_until(lambda: len(site.site.calls) == 2, "the message of SMQ")
+    assert site.site.calls == [(b"21", 2, b"text/plain", True), (b"x", None, None, None)]
+
+
 def test_a_hub_of_python_in_lua(tmp_path: Path, lua: Callable[[str], LuaSite]) -> None:
     """Handlers of Lua at a hub that Python has created get the same."""
     from smqrt import hub

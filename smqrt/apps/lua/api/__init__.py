@@ -5,7 +5,19 @@ The Lua halves are in smqrt/apps/lua/lib.
 
 from __future__ import annotations
 
-from smqrt.apps.lua.api import codec, crypto, httpc, luasocket, luasql, mako, mqtt, mqttbroker, processes, sockets
+from smqrt.apps.lua.api import (
+    codec,
+    crypto,
+    httpc,
+    luasocket,
+    luasql,
+    mako,
+    mqtt,
+    mqttbroker,
+    processes,
+    sockets,
+    sparkplug,
+)
 from smqrt.apps.lua.vm import Services, Vm
 
 INSTALLERS = (
@@ -21,7 +33,7 @@ INSTALLERS = (
     luasql.install,
     luasocket.install,
     codec.install_xml,
-    mqtt.install_sparkplug,
+    sparkplug.install_sparkplug,
     crypto.install_acme,
 )
 """Parts of the API that work without a running server. A Lua half uses the parts that precede it."""

@@ -1,4 +1,4 @@
-"""Python half of `mqttc`, `mqtt3c` and `SparkplugB` (spec: smq §8, §9, bas-api §12).
+"""Python half of `mqttc` and `mqtt3c` (spec: smq §8, §9).
 
 Lua refers to a client by an integer. The callbacks of a client that `create` makes run in the client's greenlet. Those
 of a client that `connect` makes wait in a `LuaInbox` until the activity that calls `run` takes them.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -20,20 +19,17 @@ from gevent import get_hub
 from gevent.event import AsyncResult
 
 from smqrt.apps.lua import bridge
-from smqrt.apps.lua.bridge import Function, LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods, utf8
+from smqrt.apps.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods
 from smqrt.apps.lua.socket_handles import StreamHandle
 from smqrt.apps.lua.sqlite import full_path
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.deferred import Deferred
-from smqrt.clients.mqtt import sparkplug
 from smqrt.clients.mqtt.addresses import open_unless_untrusted, parse_addresses
 from smqrt.clients.mqtt.connect import MqttOptions, connect_error
 from smqrt.clients.mqtt.documented import PROXY_OPTIONS, TIMEOUT_MS, Inbox, InboxCall, proxy_of, start
-from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
+from smqrt.clients.mqtt.messages import MessageCallback
 from smqrt.clients.mqtt.subscriptions import FilterOptions
 from smqrt.errors import ArgumentError, ClosedError, DroppedError, NoAnswer, QueueFullError, StoreError, StreamError
-from smqrt.loop.scheduling import Turn
-from smqrt.loop.threads import in_thread
 from smqrt.mqtt import Delivery, Message, MqttClient
 from smqrt.settings.option_types import make, options_of
 from smqrt.transport.stream import Stream
@@ -41,7 +37,7 @@ from smqrt.wire.mqtt.fields import NUMBERS, TEXTS
 
 log = logging.getLogger("smqrt.mqtt")
 
-_NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus", "auth": "onauth"}
+_NAMES = {"pub": "onpub", "message": "onmessage", "ack": "onsuback", "status": "onstatus", "auth": "onauth"}
 _CALLS_PER_TAKE = 4  # six values each, since a call from Lua can't return an unlimited number of values
 
 Properties = Mapping[str, object] | bytes | None
@@ -59,7 +55,7 @@ class LuaCall(InboxCall):
         vm: the runtime.
         event_ref: reference of the Lua function that dispatches events.
         number: of the client.
-        kind: "pub", "ack" or "status".
+        kind: a key of `_NAMES`.
         ref: reference of the application's function, owned by this object; None for the function of the client.
     """
 
@@ -70,19 +66,17 @@ class LuaCall(InboxCall):
         self._kind, self._ref = kind.encode(), ref
         self._function = None if ref is None else LuaFunction(vm, ref)
 
-    def __call__(
-        self, first: str | bytes | list[str], second: LuaValue, third: Properties, fourth: LuaValue = None
-    ) -> object:
+    def __call__(self, *arguments: Any) -> object:
         """Run the callback in this greenlet; return its first value, or NotImplemented after a logged error."""
         try:
-            values = self._vm.run(self._event_ref, self._number, *self.values(first, second, third, fourth))
+            values = self._vm.run(self._event_ref, self._number, *self.values(*arguments))
         except LuaError as error:
             log.error("the callback %s of an MQTT client failed: %s", _NAMES[self._kind.decode()], error)
             return NotImplemented
         return values[0] if values else None
 
     def values(
-        self, first: str | bytes | list[str], second: LuaValue, third: Properties, fourth: LuaValue = None
+        self, first: Any, second: LuaValue = None, third: Properties = None, fourth: LuaValue = None
     ) -> LuaValues:
         """Return the kind, the reference and the four arguments of an event, with packed properties or None."""
         if isinstance(first, list):  # the answer to a list of topic filters
@@ -95,6 +89,33 @@ class LuaCall(InboxCall):
     def size_bytes(self, arguments: MqttEvent) -> int:
         """Return the size of the message's payload; 0 for other events."""
         return len(arguments[1]) if self._kind == b"pub" else 0
+
+
+class LuaMessageCall(LuaCall):
+    """A callback in Lua that gets a message as an object.
+
+    Args:
+        vm, event_ref, number, kind, ref: see `LuaCall`.
+        number_of: returns the number by which Lua acknowledges a message; 0 for one that needs no acknowledgement.
+    """
+
+    __slots__ = ("_number_of",)
+
+    def __init__(
+        self, vm: Vm, event_ref: int, number: int, kind: str, ref: int | None, number_of: Callable[[Message], int]
+    ) -> None:
+        super().__init__(vm, event_ref, number, kind, ref)
+        self._number_of = number_of
+
+    def values(self, first: Message, *_: object) -> LuaValues:
+        """Return the values of an event: as those of `LuaCall`, and 256 times the number for `ack` in the last one."""
+        properties = bridge.dump(first.properties) if first.properties else None
+        flags = first.cpt | self._number_of(first) << 8
+        return self._kind, self._ref, encoded(first.topic), first.payload, properties, flags
+
+    def size_bytes(self, arguments: MqttEvent) -> int:
+        """Return the size of the message's payload."""
+        return len(arguments[0].payload)
 
 
 class LuaInbox(Inbox):
@@ -156,6 +177,18 @@ class MqttBinding:
     def _optional(self, number: int, kind: str, ref: int | None) -> LuaCall | None:
         return None if ref is None else self._call(number, kind, ref)
 
+    def _on_messages(self, number: int, ref: int | None = None) -> MessageCallback:
+        call = LuaMessageCall(self._vm, self._event_ref, number, "message", ref, self._ack_number)
+        return MessageCallback(call)
+
+    def _ack_number(self, message: Message) -> int:
+        """Return a number for `ack`; 0 for a message that needs no acknowledgement."""
+        if not message.needs_ack:
+            return 0
+        key = self._next()
+        self._unacknowledged[key] = message
+        return key
+
     # ---- clients that connect and reconnect automatically
 
     def create(self, addresses: bytes | None, socket: int | None, options: bytes) -> int:
@@ -184,7 +217,8 @@ class MqttBinding:
         if "authenticationmethod" in chosen:
             call_auth = self._call(number, "auth")
             chosen["onauth"] = lambda data: call_auth(data or b"", data is not None, None)
-        client = MqttClient(target, status, self._call(number, "pub"), resubscribe=False, **chosen)
+        onpub = self._on_messages(number) if chosen.pop("onmessage", False) else self._call(number, "pub")
+        client = MqttClient(target, status, onpub, resubscribe=False, **chosen)
         self._clients[number] = client
         client.on_end(lambda: self._forget(number))
         return number
@@ -273,6 +307,7 @@ class MqttBinding:
             The numbers of the client and of its socket; nil, the error and a text; or nil, a reason code and true.
         """
         chosen = self._options_of_connect(options)
+        takes_messages = chosen.pop("onmessage", False)
         if socket is None:
             try:
                 settings = make(MqttOptions, chosen)
@@ -283,7 +318,8 @@ class MqttBinding:
             chosen |= {"username": settings.username, "password": settings.password}
             socket = self._services.sockets.add(StreamHandle(stream))
         number, inbox = self._next(), LuaInbox()
-        client, is_accepted = start(self._stream(socket), self._call(number, "pub"), inbox, chosen)
+        onpub = self._on_messages(number) if takes_messages else self._call(number, "pub")
+        client, is_accepted = start(self._stream(socket), onpub, inbox, chosen)
         if not is_accepted:
             self._services.sockets.close(socket)
             word, kind = connect_error(client.end)
@@ -293,7 +329,9 @@ class MqttBinding:
 
     def check(self, options: bytes) -> None:
         """Raise ArgumentError for options that `connect` would reject; called before the socket is connected."""
-        make(MqttOptions, self._options_of_connect(options))
+        chosen = self._options_of_connect(options)
+        chosen.pop("onmessage", None)
+        make(MqttOptions, chosen)
 
     def _options_of_connect(self, packed: bytes) -> dict[str, Any]:
         chosen = self._options(packed) | {"resubscribe": False}
@@ -418,12 +456,8 @@ class MqttBinding:
         if message is None:
             del self._iterations[key]
             return None
-        ack = None
-        if message.needs_ack:
-            ack = self._next()
-            self._unacknowledged[ack] = message
         properties = bridge.dump(message.properties) if message.properties else None
-        return encoded(message.topic), message.payload, properties, message.cpt, ack
+        return encoded(message.topic), message.payload, properties, message.cpt, self._ack_number(message) or None
 
     def ack(self, key: int) -> None:
         """Acknowledge a message; only the first call has an effect."""
@@ -453,17 +487,19 @@ class MqttBinding:
         retainaspublished: bool,
         retainhandling: int,
         properties: bytes | None,
+        takes_messages: bool,
     ) -> LuaResult:
         """See `mqtt:subscribe`; return whether the client is connected, or nil and "full".
 
         Args:
             is_list: whether `topic` is a packed list; see `_filters`.
+            takes_messages: whether `onpub` is the function `onmessage`, which gets messages as objects.
         """
         return self._ask(
             number,
             MqttClient.subscribe,
             _filters(topic, is_list),
-            self._optional(number, "pub", onpub),
+            self._on_messages(number, onpub) if takes_messages else self._optional(number, "pub", onpub),
             self._optional(number, "ack", onsuback),
             qos=qos,
             nolocal=nolocal,
@@ -648,89 +684,3 @@ def install_mqtt(vm: Vm, services: Services) -> None:
     services.mqtt = binding = MqttBinding(vm, services)
     parking = methods(binding, _PARKING)
     vm.namespace("ba.mqtt", methods(binding, _DIRECT), methods(binding, _BLOCKING), parking=parking)
-
-
-# ---- Sparkplug B: the Python half of `SparkplugB`
-
-SHORT_BYTES = 4096  # larger payloads are processed in portions, with a greenlet switch in between
-
-
-def encode(fields: bytes, yield_if_due: Callable[[], object] = bool) -> bytes:
-    """Return the payload of a packed table. Raises ArgumentError."""
-    return sparkplug.encode(_named(bridge.load(fields)), yield_if_due)
-
-
-def decode(data: bytes, yield_if_due: Callable[[], object] = bool) -> LuaValues:
-    """Return the packed table of a payload; None and a message if it is invalid."""
-    try:
-        payload = sparkplug.decode(data, yield_if_due)
-    except ArgumentError as error:
-        return fail(str(error))
-    metrics = bridge.dump_list(map(_signed, payload.pop("metrics")), yield_if_due)
-    packed = {name: bridge.dump(_signed(value)) for name, value in payload.items()}
-    return (bridge.dump_packed(packed | {"metrics": metrics}),)
-
-
-def _named(value: Any) -> Any:
-    """Return a value with the field names of tables as text and with fields of the types that Sparkplug expects."""
-    if not isinstance(value, dict):
-        return value
-    items = value.items()
-    fields = {key.decode("utf-8", "replace") if isinstance(key, bytes) else key: _named(item) for key, item in items}
-    for name in _NUMBERS & fields.keys():
-        fields[name] = _number(fields[name])
-    for name in _TEXTS & fields.keys():
-        fields[name] = bridge.as_text(fields[name])
-    if "value" in fields:
-        kind, item = fields.get("datatype", fields.get("type")), fields["value"]
-        if kind in _OF_TEXT:
-            fields["value"] = bridge.as_text(item)
-        elif isinstance(kind, bytes) and _OF_NUMBER.fullmatch(kind):
-            fields["value"] = _number(item)
-    return fields
-
-
-_NUMBERS = {"timestamp", "seq", "alias", "size"}
-_TEXTS = {"name", "uuid"}
-_OF_TEXT = (b"String", b"Text", b"UUID")
-_OF_NUMBER = re.compile(rb"U?Int\d+|Float|Double|DateTime")
-
-
-def _number(value: Any) -> Any:
-    """Convert the text of a number to the number, and a float without a fraction to an integer."""
-    found = bridge.as_number(value.decode("latin-1")) if isinstance(value, bytes) else value
-    if isinstance(found, bytes | str):
-        return value
-    return int(found) if isinstance(found, float) and found.is_integer() else found
-
-
-def _signed(value: Any) -> Any:
-    """Convert unsigned 64-bit integers to Lua's signed ones: from 2^63 on they become negative."""
-    if isinstance(value, dict):
-        return {key: _signed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_signed(item) for item in value]
-    return value - (1 << 64) if type(value) is int and value >> 63 == 1 else value
-
-
-def install_sparkplug(vm: Vm, services: Services) -> None:
-    """Install the encoder and decoder of Sparkplug B."""
-
-    def encode_long(fields: bytes) -> LuaValue:
-        return encode(fields, Turn().yield_if_due)
-
-    def decode_long(data: bytes) -> LuaValues:
-        return decode(data, Turn().yield_if_due)
-
-    def prepare() -> None:
-        in_thread(payload_class)  # loads protobuf, which takes about 40 ms
-
-    names = tuple(map(utf8, TYPES))
-    direct: dict[str, Function] = {
-        "encode": encode,
-        "decode": decode,
-        "types": lambda: names,
-        "short": lambda: SHORT_BYTES,
-    }
-    blocking: dict[str, Function] = {"encode_long": encode_long, "decode_long": decode_long, "prepare": prepare}
-    vm.namespace("ba.sparkplug", direct, blocking)

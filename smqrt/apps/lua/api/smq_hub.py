@@ -27,6 +27,7 @@ from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.mqtt.application import MqttPayload, PublishOptions, attributes_of
+from smqrt.broker.mqtt.messages import MqttBatch
 from smqrt.broker.state import AuthStep, BrokerClient, BrokerPeer, Hooks
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.cluster.remote_node import Phantom
@@ -294,7 +295,10 @@ class LuaBroker:
         return None
 
     def _onpublish(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> Any:
-        answer = self._ask("onpublish", (b"",), batch, tid, ptid, self._clients.handle(session))
+        attributes = None
+        if isinstance(batch, MqttBatch):
+            attributes = bridge.dump(attributes_of(batch, self.broker.clock())._asdict())
+        answer = self._ask("onpublish", (b"",), batch, tid, ptid, self._clients.handle(session), attributes)
         return mapped(answer, lambda values: batch if values[0] is True else values[0])
 
     def _ondrop(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:

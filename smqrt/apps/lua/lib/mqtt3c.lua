@@ -61,15 +61,16 @@ local function options_of_connect(op)
   return options
 end
 
--- syntax: connect(addr | addrs | socket, onpub(topic, data) [, op]) -> mqtt | nil, error, kind
+-- syntax: connect(addr | addrs | socket, onpub(topic, data) | nil [, op]) -> mqtt | nil, error, kind
 -- Blocks, or waits in a cosocket. kind: "sock", "mqtt", or true when the error is a CONNACK code.
 function module.connect(addr, onpub, op)
   local is_socket = core.getmetatable(addr) == core.socket.class
   if not is_socket and core.type(addr) ~= "string" and (core.type(addr) ~= "table" or #addr == 0) then
     core.bad_argument(1, "connect", "addr: a host name or URL, a list of them, or a connected socket", addr)
   end
-  arg["function"](onpub, 2, "connect")
-  op = options_of_connect(arg.optional(arg.table, op, {}, 3, "connect"))
+  op = arg.optional(arg.table, op, {}, 3, "connect")
+  if op.onmessage == nil then arg["function"](onpub, 2, "connect") end
+  op = options_of_connect(op)
   local has_credentials = (op.uname or op.username or op.passwd or op.password) ~= nil
   local addresses, sock, word
   if not is_socket and is_for_python(addr, op) then
@@ -81,7 +82,7 @@ function module.connect(addr, onpub, op)
   local number, handle, etype = py.connect(sock and sock.handle, addresses, mqtt.options(op, nil, 4, "connect"))
   if number then
     sock = sock or core.socket.new(handle)
-    return setmetatable({number = number, sock = sock, onpub = onpub, is_text = true, runs = true}, class)
+    return setmetatable({number = number, sock = sock, onpub = onpub, onmessage = op.onmessage, is_text = true, runs = true}, class)
   end
   if sock then sock:close() end
   return nil, handle, etype

@@ -2,59 +2,42 @@
 
 import {post, toast} from "../api.js";
 import {confirm, dialog} from "../dialog.js";
-import {foreign, h, setText} from "../dom.js";
+import {foreign, h} from "../dom.js";
 import * as format from "../format.js";
-import {Table} from "../table.js";
-import {foreignName, HubChoice, search} from "./parts.js";
+import {facts, list, NO_MQTT} from "./list.js";
+import {foreignName} from "./parts.js";
 
 const expires = row => row.expires_in_s === null ? "never" : `in ${format.duration(row.expires_in_s)}`;
 
-export function retained({live, place, ready, parameters, setSubtitle}) {
-    const options = {hub: parameters.get("hub") ?? "", find: (parameters.get("find") ?? "").slice(0, 100), serial: 0};
+export function retained(context) {
     let hubs = [], matching = 0;
-    const change = changes => {
-        Object.assign(options, changes);
-        button.disabled = true; // until the messages of this filter are shown
-        live.watch("retained", {...options}, update);
-    };
-    const again = () => change({serial: options.serial + 1}); // the server keeps a long list for some seconds
-    const hub = new HubChoice(value => change({hub: value}));
     const button = h("button", {type: "button", class: "danger", click: () => {
-        const filter = options.find;
-        ask(h("span", {}, `Delete ${format.plural(matching, "retained message")} of `, foreignName(filter), "?"), filter, hubs, again);
+        const filter = page.options.find;
+        ask(h("span", {}, `Delete ${format.plural(matching, "retained message")} of `, foreignName(filter), "?"), filter, hubs, page.again);
     }}, "Delete all …");
-    const table = new Table({
-        caption: "Retained messages", key: row => row.key,
-        none: ["No retained messages", ""],
-        columns: [
-            {label: "Topic", signature: row => row, cell: row => h("button", {type: "button", class: "plain name", "aria-haspopup": "dialog", click: () => details(row, again)}, foreignName(row.name))},
+    const page = list(context, {
+        name: "retained", label: "Retained messages", key: row => row.key, more: {serial: 0},
+        find: ["Topic filter", "house/+/temp or house/#", "enter a filter"],
+        actions: [button],
+        columns: () => [
+            {label: "Topic", signature: row => row, cell: row => h("button", {type: "button", class: "plain name", "aria-haspopup": "dialog", click: () => details(row, page.again)}, foreignName(row.name))},
             {label: "Payload", signature: row => row.payload, cell: row => row.payload ? h("span", {class: "mono"}, foreignName(row.payload)) : h("span", {class: "soft"}, "(empty)")},
             {label: "Size", number: true, wide: true, text: row => format.bytes(row.bytes)},
             {label: "QoS", number: true, wide: true, text: row => String(row.qos)},
             {label: "Expires", number: true, wide: true, text: expires},
         ],
+        change: () => button.disabled = true, // until the messages of this filter are shown
+        update(data, options) {
+            [hubs, matching] = [data.ids, data.matching];
+            button.disabled = !options.find || !matching;
+            button.title = options.find ? "" : "Enter a topic filter first; # matches all topics.";
+            context.setSubtitle(format.plural(matching, "message"));
+        },
+        none: (data, options) => !data.hubs.length ? NO_MQTT
+            : options.find ? ["No retained message matches", "In a filter, + stands for one level of a topic and # for the rest."]
+            : ["No retained messages yet", "A message with the retain flag is kept here for later subscribers."],
     });
-    const more = h("p", {class: "pager"}, h("span"));
-    const tools = h("div", {class: "tools"}, search("Topic filter", "house/+/temp or house/#", value => change({find: value}), options.find), hub.element, button);
-    const part = h("section", {class: "section", "aria-label": "Retained messages"}, tools, table.element, more);
-    function update(data) {
-        if (!part.isConnected) {
-            ready();
-            place.append(part);
-        }
-        [hubs, matching] = [data.ids, data.matching];
-        if (data.hub !== undefined) options.hub = String(data.hub);
-        hub.update(data.hubs, data.hub);
-        table.update(data.rows);
-        button.disabled = !options.find || !matching;
-        button.title = options.find ? "" : "Enter a topic filter first; # matches all topics.";
-        setSubtitle(format.plural(matching, "message"));
-        setText(more.firstChild, matching > data.rows.length ? `The first ${data.rows.length} of ${format.count(matching)}; enter a filter to see others.` : "");
-        more.hidden = !more.textContent;
-        setText(table.none.firstChild, !data.hubs.length ? "No hub accepts MQTT clients" : options.find ? "No retained message matches" : "No retained messages yet");
-        setText(table.none.lastChild, !data.hubs.length ? "Create a hub with the option mqtt." : options.find ? "In a filter, + stands for one level of a topic and # for the rest." : "A message with the retain flag is kept here for later subscribers.");
-    }
-    change({});
+    page.change({});
 }
 
 function ask(title, filter, hubs, done) {
@@ -70,14 +53,13 @@ function ask(title, filter, hubs, done) {
 }
 
 function details(row, again) {
-    const facts = [["Size", format.bytes(row.bytes)], ["QoS", String(row.qos)], ["Expires", expires(row)],
-        ...Object.entries(row.properties).map(([name, value]) => [foreign(name), foreign(value)])];
-    const list = h("dl", {class: "facts"}, facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    const properties = Object.entries(row.properties).map(([name, value]) => [foreign(name), foreign(value)]);
+    const about = facts([["Size", format.bytes(row.bytes)], ["QoS", String(row.qos)], ["Expires", expires(row)], ...properties]);
     const button = h("button", {type: "button", class: "danger", click: () =>
         ask(h("span", {}, "Delete the retained message of ", foreignName(row.name), "?"), row.topic, [row.hub], () => {
             open.close();
             again();
         })}, "Delete …");
     const payload = h("pre", {class: "payload"}, foreign(row.payload), row.cut && "…");
-    const open = dialog(foreignName(row.name), [h("div", {}, list), row.payload && h("h3", {}, "Payload"), row.payload && payload, h("div", {class: "actions"}, button)]);
+    const open = dialog(foreignName(row.name), [h("div", {}, about), row.payload && h("h3", {}, "Payload"), row.payload && payload, h("div", {class: "actions"}, button)]);
 }

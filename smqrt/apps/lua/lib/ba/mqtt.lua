@@ -3,8 +3,8 @@
 -- `number` identifies a client in Python.
 local core, py = ...
 
-local arg, format, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =
-  core.arg, string.format, core.ref, core.table_codec.dump, core.table_codec.load, core.getmetatable, core.rawtype, setmetatable, tostring, xpcall
+local arg, format, ref, dump, load, getmetatable, rawtype, select, setmetatable, tostring, xpcall =
+  core.arg, string.format, core.ref, core.table_codec.dump, core.table_codec.load, core.getmetatable, core.rawtype, select, setmetatable, tostring, xpcall
 local create_bytearray, is_bytearray = ba.bytearray.create, core.is_bytearray
 
 local methods = {}
@@ -31,6 +31,25 @@ function handlers.pub(self, f, topic, payload, properties, cpt)
   else
     onpub(topic, self.recbta and create_bytearray(payload) or payload, load(properties), cpt)
   end
+end
+
+local message_methods = {}
+local message_class = core.class("mqttmessage", message_methods)
+
+-- A message as an object. ack: its number for `py.ack`; nil when it needs no acknowledgement.
+local function message_of(self, topic, payload, properties, cpt, ack)
+  if self.recbta and not self.is_text then payload = create_bytearray(payload) end
+  return setmetatable({
+    topic = topic, payload = payload, properties = load(properties),
+    qos = (cpt >> 1) & 3, retain = cpt & 1 == 1, dup = cpt & 8 == 8, key = ack,
+  }, message_class)
+end
+
+-- Passes a message as an object to the function of its subscription, or else to that of the client.
+function handlers.message(self, f, topic, payload, properties, flags)
+  local onmessage = f and core.deref(f) or self.onmessage
+  local ack = flags >> 8
+  onmessage(message_of(self, topic, payload, properties, flags & 255, ack > 0 and ack or nil))
 end
 
 function handlers.ack(self, f, topic, reason, properties)
@@ -82,6 +101,8 @@ py.on_event(ref(function(number, kind, ...)
     clients[number] = nil
   elseif self then
     return handlers[kind](self, ...)
+  elseif kind == "message" then
+    py.message_dropped(select(5, ...) >> 8)
   end
 end))
 
@@ -145,9 +166,6 @@ end
 
 -- ---- messages as objects
 
-local message_methods = {}
-local message_class = core.class("mqttmessage", message_methods)
-
 -- syntax: message:ack()        with the option manualack, acknowledges a message of QoS 1 or 2
 function message_methods:ack()
   local key = arg.instance(self, message_class, "self", "ack").key
@@ -162,7 +180,6 @@ local iteration_class = {__gc = function(iteration) if iteration.key then py.mes
 function methods:messages()
   local key = py.messages(number_of(self, "messages"))
   local iteration = setmetatable({key = key}, iteration_class)
-  local has_bytearrays = self.recbta and not self.is_text
   return function()
     if not iteration.key then return nil end
     local topic, payload, properties, cpt, ack = py.next_message(iteration.key)
@@ -170,10 +187,7 @@ function methods:messages()
       iteration.key = nil
       return nil
     end
-    return setmetatable({
-      topic = topic, payload = has_bytearrays and create_bytearray(payload) or payload, properties = load(properties),
-      qos = (cpt >> 1) & 3, retain = cpt & 1 == 1, dup = cpt & 8 == 8, key = ack,
-    }, message_class)
+    return message_of(self, topic, payload, properties, cpt, ack)
   end
 end
 
@@ -193,8 +207,8 @@ local function filters_of(topic, fname)
   return dump(list), true
 end
 
--- syntax: mqtt:subscribe(topic | {{topic [, qos | {qos =, nolocal =, ...}]}, ...} [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
---         retainhandling =}] [, properties]) -> whether connected
+-- syntax: mqtt:subscribe(topic | {{topic [, qos | {qos =, nolocal =, ...}]}, ...} [, onsuback(topic, reason, properties)] [, {qos =, onpub =, onmessage =, nolocal =,
+--         retainaspublished =, retainhandling =}] [, properties]) -> whether connected
 function methods:subscribe(topic, onsuback, op, props)
   local number = number_of(self, "subscribe")
   if core.type(onsuback) == "table" then onsuback, op, props = nil, onsuback, op end
@@ -202,10 +216,12 @@ function methods:subscribe(topic, onsuback, op, props)
   topic, is_list = filters_of(topic, "subscribe")
   onsuback = arg.optional(arg["function"], onsuback, nil, 2, "subscribe")
   op = arg.optional(arg.table, op, {}, 3, "subscribe")
-  local onpub = arg.optional(arg["function"], op.onpub, nil, "onpub", "subscribe")
+  local onmessage = arg.optional(arg["function"], op.onmessage, nil, "onmessage", "subscribe")
+  local onpub = onmessage or arg.optional(arg["function"], op.onpub, nil, "onpub", "subscribe")
   return py.subscribe(number, topic, is_list, onpub and ref(onpub), onsuback and ref(onsuback), qos_of(op, "subscribe"),
     op.nolocal and true or false, op.retainaspublished and true or false,
-    arg.optional(arg.integer, op.retainhandling, 0, "retainhandling", "subscribe"), properties(props, 4, "subscribe"))
+    arg.optional(arg.integer, op.retainhandling, 0, "retainhandling", "subscribe"), properties(props, 4, "subscribe"),
+    onmessage ~= nil)
 end
 
 -- syntax: mqtt:unsubscribe(topic | {topic, ...} [, onunsuback(topic, reason, properties)] [, properties]) -> whether connected
@@ -280,7 +296,7 @@ local COPIED_OPTIONS <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive
   "inflight", "topicalias", "manualack", "cleanstart", "version", "authenticationmethod", "store", "reconnectdelay", "reconnectmax",
   "proxy", "proxyport", "socks", "proxyuser", "proxypass"}
 local OLDER_NAMES <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
-local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true, onauth = true}
+local known_options = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true, onauth = true, onmessage = true}
 for _, name in ipairs(COPIED_OPTIONS) do known_options[name] = true end
 for name, older in pairs(OLDER_NAMES) do known_options[name], known_options[older] = true, true end
 
@@ -313,6 +329,7 @@ function mqtt.options(op, props, version, fname)
     local given = op[name] == nil and older or name
     options[name] = arg.optional(arg.string, op[given], nil, given, fname)
   end
+  options.onmessage = arg.optional(arg["function"], op.onmessage, nil, "onmessage", fname) ~= nil or nil
   if op.will ~= nil then options.will = will_of(op.will, fname) end
   if op.alpn ~= nil then
     options.alpn = {}
@@ -348,7 +365,7 @@ function mqtt.create(self, addr, op, props, version)
   else
     addresses = mqtt.addresses(addr) or dump{""}
   end
-  self.opt = op
+  self.opt, self.onmessage = op, op.onmessage
   if op.authenticationmethod ~= nil then self.onauth = arg["function"](op.onauth, "onauth", "create") end
   self.number = (op.store and py.create_stored or py.create)(addresses, socket, mqtt.options(op, props, version, "create"))
   clients[self.number] = self

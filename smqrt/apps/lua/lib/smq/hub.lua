@@ -137,11 +137,11 @@ local function each_frame(batch, what, handle)
   end
 end
 
--- The frames of a batch that onpublish accepts: true for all, else a string.
-local function accepted_frames(onpublish, what, batch, peer)
+-- The frames of a batch that onpublish accepts: true for all, else a string. mqtt: the attributes of messages of an MQTT client.
+local function accepted_frames(onpublish, what, batch, peer, mqtt)
   local accepted, count, bytes = {}, 0, 0
   each_frame(batch, what, function(data, ptid, tid, subtid, from, to)
-    if onpublish(data, ptid, tid, subtid, peer) then
+    if onpublish(data, ptid, tid, subtid, peer, mqtt) then
       count, bytes = count + 1, bytes + to - from + 1
       accepted[count] = sub(batch, from, to)
     end
@@ -214,7 +214,10 @@ function adapters.onclose(onclose)
 end
 
 function adapters.onpublish(onpublish, what)
-  return function(batch, tid, ptid, number) return accepted_frames(onpublish, what, batch, peer_of(number)) end
+  local load = core.table_codec.load
+  return function(batch, tid, ptid, number, attributes)
+    return accepted_frames(onpublish, what, batch, peer_of(number), attributes and load(attributes) or nil)
+  end
 end
 
 function adapters.ondrop(ondrop, what)
