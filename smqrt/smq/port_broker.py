@@ -286,10 +286,10 @@ class PortClient(MqttClient):
             self._report(error.code, str(error))
         super().fail_mqtt(error)
 
-    def refuse_mqtt(self, code: int, text: str = "") -> None:
+    def refuse_mqtt(self, code: int, text: str = "", detail: str = "") -> None:
         """See `MqttClient.refuse_mqtt`."""
         self._report(code, text)
-        super().refuse_mqtt(code, text)
+        super().refuse_mqtt(code, text, detail)
 
     def connect_timed_out(self) -> None:
         """See `Session.connect_timed_out`."""
