@@ -321,14 +321,6 @@ class SocketOutbox(Outbox):
         """Disconnect the session of a broken connection."""
         self.session.disconnect(reason)
 
-    def lost_soon(self, reason: CloseReason) -> None:
-        """Disconnect as `lost`; in a later turn when this one's time is used up: many may break at the same time."""
-        if time() < data_path.defer_at_s():
-            self.lost(reason)
-        else:
-            self.pause()
-            data_path.deferred_reads.append(data_path.DeferredCall(lambda: self.lost(reason)))
-
     def finish(self, reason: CloseReason) -> None:
         """Send the bytes that the socket accepts at once, drop the rest, and close; gracefully unless it is broken."""
         if self.life.over:
@@ -499,6 +491,14 @@ class RawConnection(SocketOutbox):
     def _close_after_error(self) -> None:
         log.exception("error while routing; the connection is closed")
         self.lost(CloseReason.HOOK_FAILED)
+
+    def lost_soon(self, reason: CloseReason) -> None:
+        """Disconnect as `lost`; in a later turn when this one's time is used up: many may break at the same time."""
+        if time() < data_path.defer_at_s():
+            self.lost(reason)
+        else:
+            self.pause()
+            data_path.deferred_reads.append(data_path.DeferredCall(lambda: self.lost(reason)))
 
     def receive(self) -> int:
         """Receive once, behind `carry` in the buffer, as `on_readable` does; return the number of bytes, 0 for none."""

@@ -146,10 +146,14 @@ class DeferredCall:
         function: the function to call.
     """
 
-    __slots__ = ("resume_now",)
+    __slots__ = ("_function",)
 
     def __init__(self, function: Callable[[], object]) -> None:
-        self.resume_now = function
+        self._function = function
+
+    def resume_now(self) -> None:
+        """Call the function."""
+        self._function()
 
 
 def _flush() -> None:
