@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -23,23 +24,27 @@ LIMITS = {
 """What `scripts/bench/path_costs` printed; lower a limit when the code costs less. `--list` names the calls."""
 TOLERANCES = {"python": 0.02, "builtin": 0.02, "system": 0.02, "allocations": 0.1}
 """On a busy machine a path takes longer, and timers of the server, which allocate much, run meanwhile."""
-TIMERS = {"message": 0.4, "fan-out": 0.4, "turn": 5, "connect": 0.4, "page": 0.4}
-"""Calls of the server's own timers meanwhile. Each step that a message gains adds 50 to a turn."""
+OTHERS = {"message": 0.8, "fan-out": 0.7, "turn": 5, "connect": 0.7, "page": 0.7}
+"""What the server's timers add meanwhile. Less than 1, the cost of one more step; such a step adds 50 to a turn."""
 
 
 @pytest.mark.timeout(300)
 def test_the_paths_cost_no_more_than_they_did(tmp_path: Path) -> None:
     report = tmp_path / "costs.json"
     command = [sys.executable, str(BENCH / "path_costs.py"), "--json", str(report)]
+    lowest: dict[str, dict[str, float]] = {path: dict.fromkeys(limits, inf) for path, limits in LIMITS.items()}
     for _ in range(3):  # on a busy machine more timers run in the time of one message
         done = subprocess.run(command, capture_output=True, text=True, timeout=90)
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads(report.read_text())
+        lowest = {
+            path: {kind: min(low, found[path][kind]) for kind, low in lows.items()} for path, lows in lowest.items()
+        }
         over = {
-            f"{path}: {kind}": (found[path][kind], limit)
+            f"{path}: {kind}": (lowest[path][kind], limit)
             for path, limits in LIMITS.items()
             for kind, limit in limits.items()
-            if found[path][kind] > limit * (1 + TOLERANCES[kind]) + TIMERS[path]
+            if lowest[path][kind] > limit * (1 + TOLERANCES[kind]) + OTHERS[path]
         }
         if not over:
             return

@@ -34,9 +34,9 @@ from tests.support.waiting import wait_until
 def test_statements_are_split_in_linear_time() -> None:
     assert list(statements("a;b';'; c")) == ["a;", "b';';", " c"]
     for hostile in ("'" * 99_999, "/*" * 99_999, ";" * 99_999, "[" * 99_999, "CREATE TRIGGER " + "; END x" * 30_000):
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         assert sum(map(len, statements(hostile))) >= 99_990
-        assert time.perf_counter() - began_s < 2
+        assert time.thread_time() - began_s < 2
 
 
 def test_a_trigger_is_one_statement() -> None:

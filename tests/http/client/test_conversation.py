@@ -132,7 +132,7 @@ def test_a_head_that_drips_is_not_waited_for() -> None:
         client.send_head(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.status()
-        assert monotonic() - began_s < 2
+        assert monotonic() - began_s < 15, "the whole head takes 32 s"
 
 
 def test_a_slow_body_delays_nothing_and_is_complete() -> None:
@@ -147,12 +147,12 @@ def test_a_slow_body_delays_nothing_and_is_complete() -> None:
 
 def test_a_server_that_only_interrupts_is_not_waited_for() -> None:
     client = HttpConversation(HttpClientOptions(timeout_s=0.3))
-    with ScriptedHttp([[b"HTTP/1.1 102 Wait\r\n\r\n", 0.1] * 30]) as scripted:
+    with ScriptedHttp([[b"HTTP/1.1 102 Wait\r\n\r\n", 0.1] * 300]) as scripted:
         began_s = monotonic()
         client.send_head(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.status()
-        assert monotonic() - began_s < 2
+        assert monotonic() - began_s < 15, "the server goes on for 30 s"
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 101", b"Transfer-Encoding: chunked", b"X: y"])
