@@ -18,7 +18,7 @@ from smqrt.broker.mqtt.subscribing import SubscribingClient
 from smqrt.broker.outbox import QueuedMemory
 from smqrt.server.mqtt import take_mqtt
 from smqrt.settings.limits import LimitSettings, MqttSettings, apply_limits, apply_mqtt
-from smqrt.smq import data_path, mqtt_connection
+from smqrt.smq import data_path
 from smqrt.smq.mqtt_connection import MqttConnection, MqttWsConnection
 from smqrt.smq.session_migration import FrozenHub
 from tests.conformance.mqtt_script import data_of, packets_of
@@ -281,14 +281,13 @@ def test_clients_whose_hook_has_not_answered_are_closed(make: MakeSite) -> None:
     assert one.receive() is None
 
 
-def test_the_keepalive_is_checked_at_the_new_hub(make: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keepalive_is_checked_at_the_new_hub(make: MakeSite) -> None:
     site, other = make(), make()
     one = connected(site, "one", connect="10: M V 02 00 01 P '{}'")
     move(site, other)
     (session,) = other.state.sessions.values()
     assert session.keepalive_s == 1.5
-    now_s = mqtt_connection.time()
-    monkeypatch.setattr(mqtt_connection, "time", lambda: now_s + 100)
+    session.outbox.heard_s -= 100
     session.outbox.expired()
     expect(one, "E0: 8D")
 
