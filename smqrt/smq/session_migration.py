@@ -470,7 +470,7 @@ class FrozenHub:
             forward: called as `forward(batch, tid, ptid)` with the messages of the other clients.
         """
         if self.broker.devices is not None:
-            self.broker.devices.forget_wills()
+            self.broker.devices.wills.forget_all()
         for at in range(0, len(self.clients), _PORTION):
             for one in self.clients[at : at + _PORTION]:
                 one.release()

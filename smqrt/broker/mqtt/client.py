@@ -559,7 +559,7 @@ class MqttClient(SubscribingClient):
             self.device = None
             will, device.will = device.will, None
             if will is not None and reason is not CloseReason.RESTARTED and not is_unconfirmed:
-                self.devices.leave_will(device, will, self)
+                self.devices.wills.leave(device, will, self)
             self.devices.left(device)
 
 

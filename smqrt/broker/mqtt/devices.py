@@ -7,14 +7,13 @@ the MQTT clients. So all routes, hooks, the journal and backpressure are the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from struct import unpack
 from weakref import ref
 
 from smqrt.broker.mqtt.delivery import DeliveryQueue
-from smqrt.broker.mqtt.device import MAX_UID_BYTES, NEVER_S, Device, Will, uid_of
+from smqrt.broker.mqtt.device import MAX_UID_BYTES, NEVER_S, Device, uid_of
 from smqrt.broker.mqtt.features import ALL_FEATURES, Features
 from smqrt.broker.mqtt.filters import (
     Delivery,
@@ -30,15 +29,15 @@ from smqrt.broker.mqtt.filters import (
 )
 from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.ledger import Ledger
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run, mqtt_batch
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.mqtt.shared_rows import SharedRows
 from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.mqtt.take_overs import TakeOvers
 from smqrt.broker.mqtt.topic_search import TopicSearch
+from smqrt.broker.mqtt.wills import Wills
 from smqrt.broker.outbox import Drop, run_at_once, run_in_background
-from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.settings.limits import Limit, MqttSettings
@@ -49,8 +48,6 @@ from smqrt.wire.mqtt.fields import PacketType, pack_properties
 SELF = b"$smq/self"
 """The topic name of messages to a client's ETID."""
 EXPIRY_CHECK_S = 1.0
-MAX_TIMER_S = 10.0
-"""The longest timer for a will: it keeps the will, also after the client is back. A client may choose days."""
 EXPIRY_CHECKS_PER_STEP = 200
 PRESSURE_S = 1.0
 """The maximum time for which publishers wait for a client that does not acknowledge: it may be gone."""
@@ -88,6 +85,7 @@ class Devices(DeliveryQueue):
         shared_rows: packets that several sessions send; see `SharedRows`.
         system: the `$SYS` topics.
         take_overs: clients that replace each other.
+        wills: publishes the wills of clients.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
         subscription_bytes: the memory of all subscriptions, approximately.
@@ -126,6 +124,7 @@ class Devices(DeliveryQueue):
         "take_overs",
         "unnamed_topics",
         "waiting_bytes",
+        "wills",
     )
 
     def __init__(
@@ -139,6 +138,7 @@ class Devices(DeliveryQueue):
         self.offline: dict[Device, None] = {}
         self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
+        self.wills = Wills(self)
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
         self.shared_rows = SharedRows()
@@ -650,7 +650,7 @@ class Devices(DeliveryQueue):
         self.offline.pop(device, None)
         will, device.will = device.will, None
         if will is not None:
-            self.publish_will(will, self.broker.server)
+            self.wills.publish(will, self.broker.server)
         if self.sessions.get(device.client_id) is device:
             del self.sessions[device.client_id]
             if self.hashed:
@@ -694,63 +694,7 @@ class Devices(DeliveryQueue):
 
         self.broker.call_later(EXPIRY_CHECK_S, check)
 
-    # ---- wills
-
-    def leave_will(self, device: Device, will: Will, peer: BrokerPeer) -> None:
-        """Publish the will of a client whose connection has ended, now or after its delay."""
-        delay_s = min(will.delay_s, device.expiry_s)
-        if delay_s:
-            self.delay_will(device, will, self.broker.clock() + delay_s)
-        else:
-            self.publish_will(will, peer)
-
-    def delay_will(self, device: Device, will: Will, due_s: float) -> None:
-        """Publish a will at a time, unless the client is back.
-
-        Args:
-            device: the session.
-            will: the will.
-            due_s: the time, on the clock of the broker.
-        """
-        will = device.will = replace(will, due_s=due_s)
-
-        def publish_when_due() -> None:
-            if device.will is not will:  # the client is back, or the session has ended
-                return
-            left_s = due_s - self.broker.clock()
-            if left_s > 0:
-                self.broker.call_later(min(left_s, MAX_TIMER_S), publish_when_due)
-                return
-            run_at_once(self._publish_delayed(device, will), self.broker.clock)  # many may be due at the same time
-
-        self.broker.call_later(min(max(due_s - self.broker.clock(), 0), MAX_TIMER_S), publish_when_due)
-
-    def _publish_delayed(self, device: Device, will: Will) -> Iterator[None]:
-        if device.will is will:
-            device.will = None
-            self.publish_will(will, self.broker.server)
-            self.session_changed(device)
-        yield
-
-    def forget_wills(self) -> None:
-        """Publish no more wills: the sessions have moved to another process."""
-        for device in self.sessions.values():
-            device.will = None
-
-    def publish_will(self, will: Will, peer: BrokerPeer) -> None:
-        """Publish a will; `onpublish` may swallow it, unless it answers later: then the will is retained before."""
-        message, broker = will.message, self.broker
-        expires_s = broker.clock() + will.expiry_s
-        topic = self.topic_for(message.name)
-        drops: list[Drop] = []
-        if topic is not None:
-            frame = smq.publish_frame(topic.id, peer.etid, 0, message.payload)
-            batch = mqtt_batch(frame, message.qos, message.retain, message.properties, expires_s)
-            batch.drops = drops
-            route = GuardedRoute if broker.hooks.onpublish is not None else destination
-            route(broker, topic.id, peer.etid, peer).deliver(batch)
-        if message.retain and Drop.SWALLOWED not in drops:
-            self.retain(Message(message.name, message.payload, message.qos, True, message.properties, expires_s))
+    # ---- retained messages
 
     def retain(self, message: Message) -> bool:
         """Keep a new message as the retained one of its topic, at all nodes of a cluster; return false over a limit."""

@@ -42,7 +42,7 @@ def restore(devices: Devices, record: Record) -> None:
         if one["id"] not in devices.sessions:
             device, will = restore_session(devices, one), will_of(one.get("will"))  # older versions have none
             if will is not None:
-                devices.delay_will(device, will, will.due_s or 0)
+                devices.wills.delay(device, will, will.due_s or 0)
     devices.search.finish_now()
 
 

@@ -77,7 +77,7 @@ def restore_saved(
     if will is not None:
         now_s = devices.broker.clock()
         due_s = now_s + max(will_grace_s, min(will.delay_s, device.expiry_s)) if will.due_s is None else will.due_s
-        devices.delay_will(device, will, due_s)
+        devices.wills.delay(device, will, due_s)
 
 
 def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], messages: dict[int, Message]) -> None:

@@ -408,7 +408,7 @@ def test_wills_that_are_due_together_are_published_in_portions() -> None:
     for at in range(3000):
         device, _ = hub.devices.open(f"d{at}", clean=False)
         device.expiry_s = 60
-        hub.devices.delay_will(device, Will(Message(b"gone", b"%d" % at, 0), 5, NO_EXPIRY_S), 5.0)
+        hub.devices.wills.delay(device, Will(Message(b"gone", b"%d" % at, 0), 5, NO_EXPIRY_S), 5.0)
     due, hub.later = hub.later, []
     began_s = time.thread_time()
     hub.broker.clock = lambda: 5.0 + time.thread_time() - began_s

@@ -481,7 +481,7 @@ def test_a_will_that_is_not_needed_is_not_kept_for_its_delay() -> None:
     for at in range(20):
         device, _ = hub.client("device", clean=False)
         device.expiry_s = 3600
-        hub.devices.leave_will(device, Will(Message(b"gone", b"%d" % at, 0), 3000, NO_EXPIRY_S), hub.broker.server)
+        hub.devices.wills.leave(device, Will(Message(b"gone", b"%d" % at, 0), 3000, NO_EXPIRY_S), hub.broker.server)
     assert max(delay_s for delay_s, _ in hub.later) <= 10
     hub.tick(10)
     assert len(hub.later) == 2  # the check of sessions, and the last will
