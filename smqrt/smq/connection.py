@@ -494,11 +494,11 @@ class RawConnection(SocketOutbox):
 
     def lost_soon(self, reason: CloseReason) -> None:
         """Disconnect as `lost`; in a later turn when this one's time is used up: many may break at the same time."""
-        if time() < data_path.defer_at_s():
-            self.lost(reason)
-        else:
+        if data_path.is_turn_used():
             self.pause()
             data_path.deferred_reads.append(data_path.DeferredCall(lambda: self.lost(reason)))
+        else:
+            self.lost(reason)
 
     def receive(self) -> int:
         """Receive once, behind `carry` in the buffer, as `on_readable` does; return the number of bytes, 0 for none."""

@@ -196,6 +196,11 @@ def defer_at_s() -> float:
     return ends_s
 
 
+def is_turn_used() -> bool:
+    """Return whether other connections have used the time of this turn."""
+    return time.time() >= defer_at_s()
+
+
 def check_deadlines() -> None:
     """Reject late handshakes, disconnect stalled clients and end long backpressure, in several turns if many expire."""
     turn = share()

@@ -296,10 +296,10 @@ class MqttConnection(RawConnection):
             return
         silent_s = time() - self.heard_s
         if silent_s >= keepalive_s and not self.paused:
-            if time() < data_path.defer_at_s():
-                self.session.keepalive_expired()
-            else:  # many are silent since the same time
+            if data_path.is_turn_used():  # many are silent since the same time
                 data_path.deferred_reads.append(data_path.DeferredCall(self.expired))
+            else:
+                self.session.keepalive_expired()
         else:
             self.set_deadline(max(keepalive_s - silent_s, 0.1))
 
