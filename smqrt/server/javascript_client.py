@@ -32,4 +32,10 @@ def classic_script(module: bytes) -> bytes:
     exported = _EXPORT.search(module)
     assert exported, "smq.mjs ends with one line `export {…};`"
     names = exported[1]
-    return b'globalThis.SMQ = (() => {\n"use strict";\n' + module[: exported.start()] + b"return {" + names + b"};\n})();\n"
+    return (
+        b'globalThis.SMQ = (() => {\n"use strict";\n'
+        + module[: exported.start()]
+        + b"return {"
+        + names
+        + b"};\n})();\n"
+    )

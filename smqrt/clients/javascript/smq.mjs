@@ -668,8 +668,9 @@ function start(self, url, given) {
 
     function learn(kind, name, number) {
         if (kind === CREATESUB) return subtopics.add(name, number);
-        if (topics.add(name, number) && observers.has(name)) sock.send(packet(OBSERVE, number));
-        if (kind === SUBSCRIBE && !isSubscribed(name)) sock.send(packet(UNSUBSCRIBE, number)); // unsubscribed before the acknowledgement
+        const isNew = topics.add(name, number), isUnused = kind === SUBSCRIBE && !isSubscribed(name);
+        if (isUnused) sock.send(packet(UNSUBSCRIBE, number)); // unsubscribed before the acknowledgement
+        if (isNew && observers.has(name)) sock.send(packet(OBSERVE, number));
     }
 
     function resolve(kind, name) { // requests the number of a name, once
