@@ -65,16 +65,20 @@ export interface MessagesOptions {
 
 export type OnMessage<V> = (data: V, ptid: number, tid: number, subtid: number) => void;
 
-interface SubscriptionOf<D, V> {
-    datatype?: D;
+interface SubscriptionOf<V> {
     /** By default the client's `onmsg`. */
     onmsg?: OnMessage<V> | undefined;
     onack?: ((accepted: boolean, topic: Topic, tid: number, subtopic?: Subtopic, subtid?: number) => void) | undefined;
 }
-export type BytesSubscription = SubscriptionOf<undefined, Uint8Array>;
-export type TextSubscription = SubscriptionOf<"text", string> & {datatype: "text"};
-export type JsonSubscription<T> = SubscriptionOf<"json", T> & {datatype: "json"};
-export type Subscription<T = any> = BytesSubscription | TextSubscription | JsonSubscription<T>;
+export interface BytesSubscription extends SubscriptionOf<Uint8Array> {
+    datatype?: undefined;
+}
+export interface TextSubscription extends SubscriptionOf<string> {
+    datatype: "text";
+}
+export interface JsonSubscription<T> extends SubscriptionOf<T> {
+    datatype: "json";
+}
 
 export type Credentials = string | Uint8Array | readonly number[];
 
@@ -169,8 +173,12 @@ export class SmqClient {
     /** Subscribes; for `for await`. */
     messages<T = unknown>(topic: Topic, options?: MessagesOptions): Messages<T>;
     /** Subscribes with a handler. Resolves to the number of the topic; to 0 if it is denied, or the client ends. */
-    subscribe<T = any>(topic: Topic, settings?: Subscription<T>): Promise<number>;
-    subscribe<T = any>(topic: Topic, subtopic: Subtopic | null | undefined, settings?: Subscription<T>): Promise<number>;
+    subscribe(topic: Topic, settings: TextSubscription): Promise<number>;
+    subscribe<T = unknown>(topic: Topic, settings: JsonSubscription<T>): Promise<number>;
+    subscribe(topic: Topic, settings?: BytesSubscription): Promise<number>;
+    subscribe(topic: Topic, subtopic: Subtopic | null | undefined, settings: TextSubscription): Promise<number>;
+    subscribe<T = unknown>(topic: Topic, subtopic: Subtopic | null | undefined, settings: JsonSubscription<T>): Promise<number>;
+    subscribe(topic: Topic, subtopic?: Subtopic | null, settings?: BytesSubscription): Promise<number>;
     /** Ends the subscription with all its handlers and loops. */
     unsubscribe(topic: Topic): void;
 
