@@ -10,11 +10,12 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PACKAGE = REPOSITORY / "smqrt" / "clients" / "javascript"
-MODULES = Path(os.environ.get("SMQRT_TEST_NPM", REPOSITORY / ".venv" / "npm")) / "node_modules"
+MODULES = Path(os.environ.get("NPM_OF_TESTS", REPOSITORY / ".venv" / "npm")) / "node_modules"
 COMMANDS = MODULES / ".bin"
 """A folder with `node`, of a version with WebSockets, and `tsc`; for a PATH."""
 RUN_S = 100
 QUIET = {"npm_config_audit": "false", "npm_config_fund": "false", "npm_config_update_notifier": "false"}
+QUIET["NODE_NO_WARNINGS"] = "1"
 
 
 def run(*words: str | Path, cwd: Path, check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,9 @@ CONFIG = {
     },
     "include": ["*.ts", "*.tsx"],
 }
-PAGE = '<!doctype html><link rel="icon" href="data:,"><div id="root"></div><script type="module" src="main.tsx"></script>'
+PAGE = (
+    '<!doctype html><link rel="icon" href="data:,"><div id="root"></div><script type="module" src="main.tsx"></script>'
+)
 
 
 @pytest.fixture(scope="session")
