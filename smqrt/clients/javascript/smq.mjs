@@ -445,7 +445,7 @@ function start(self, url, given) {
         if (!opt.ping) return;
         const silent = performance.now() - heardAt;
         if (silent >= opt.ping) probe(opt.pong);
-        pingTimer = setTimeout(watchSilence, Math.min(MAX_TIMER_MS, silent < opt.ping ? opt.ping - silent : opt.ping + opt.pong));
+        pingTimer = setTimeout(watchSilence, Math.min(MAX_TIMER_MS, silent < opt.ping ? opt.ping - silent : opt.ping));
     }
 
     function end(why) { // permanently; open requests are denied

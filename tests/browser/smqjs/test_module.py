@@ -328,7 +328,8 @@ def test_requests_that_fail(run_module):
         const open = failure(caller.request(to, "x"));
         await seen("got", 4);
         caller.pubjson({disconnect: "over"}, "control");
-        return [...results, await open, await failure(caller.request(to, "x"))].map(([name, code, text]) => [code, text.replace(/from \\d+/, "from N")]);
+        return [...results, await open, await failure(caller.request(to, "x"))].map(
+            ([name, code, text]) => [code, text.replace(/from \\d+/, "from N")]);
     """) == [
         [20, "signal is aborted without reason"],
         [20, "signal is aborted without reason"],
@@ -358,7 +359,8 @@ def test_late_and_foreign_replies_are_no_replies(run_module):
             await client.ready;
             const first = await failure(client.request(7, "1", {timeout: 1}));
             const reply = await client.request(7, "2");
-            return [first[1], reply.text, entries("general").map(([data, ptid]) => [String.fromCharCode(...data), ptid])];
+            const general = entries("general").map(([data, ptid]) => [String.fromCharCode(...data), ptid]);
+            return [first[1], reply.text, general];
         """, broker.ws_url) == ["timeout", "right", [["foreign", 8]]]  # fmt: skip
 
 

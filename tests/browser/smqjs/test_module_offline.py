@@ -9,6 +9,7 @@ from smqrt.wire.smq import Type
 from tests.support.scripted_broker import ScriptedBroker
 
 NOWHERE = "ws://127.0.0.1:1/"
+WAKES = ["window.dispatchEvent(new Event('online'))", "document.dispatchEvent(new Event('visibilitychange'))"]
 
 
 def refuses(conversation):
@@ -46,7 +47,8 @@ def test_the_queue_is_bounded_in_messages(run_module_in_trouble):
 def test_the_queue_is_bounded_in_bytes(run_module_in_trouble):
     assert run_module_in_trouble(
         """
-        const client = opened({queueBytes: 100}, argument), oldest = opened({queueBytes: 100, queuePolicy: "oldest"}, argument);
+        const client = opened({queueBytes: 100}, argument);
+        const oldest = opened({queueBytes: 100, queuePolicy: "oldest"}, argument);
         const publish = one => [60, 30, 20, 10, 101].map(size => one.publish(new Uint8Array(size), "t"));
         return [client, oldest].map(one => [publish(one), one.backlog, one.backlogBytes, one.dropped]);
         """,
@@ -129,19 +131,21 @@ def test_onclose_may_decide(run_module_in_trouble, answer, attempts):
 def test_client_of_the_module_does_not_reconnect_by_itself(run_module_in_trouble):
     with ScriptedBroker(refuses, accepts) as broker:
         assert run_module_in_trouble(
-            "const client = mod.Client(argument); return [await failure(client.ready), client instanceof mod.SmqClient];",
+            "const client = mod.Client(argument);"
+            "return [await failure(client.ready), client instanceof mod.SmqClient];",
             broker.ws_url,
         ) == [["SmqError", "closed", "the client has ended: cannot connect"], True]
         assert broker.connections == 1
 
 
-@pytest.mark.parametrize("event", ["window.dispatchEvent(new Event('online'))", "document.dispatchEvent(new Event('visibilitychange'))"])  # fmt: skip
+@pytest.mark.parametrize("event", WAKES)
 def test_the_client_comes_back_at_once(run_module_in_trouble, event):
     """When the network is there again, or the page is visible: not after its delay of a minute."""
     with ScriptedBroker(refuses, accepts) as broker:
         assert run_module_in_trouble(
             f"""
-            const client = opened({{reconnectDelay: 60000, reconnectDelayMax: 60000, onclose: note("close")}}, argument);
+            const minute = {{reconnectDelay: 60000, reconnectDelayMax: 60000}};
+            const client = opened({{...minute, onclose: note("close")}}, argument);
             await seen("close");
             for (let n = 0; n < 5; n++) {event};
             return await client.waitConnected({{timeout: 15000}}) > 0;
@@ -151,7 +155,7 @@ def test_the_client_comes_back_at_once(run_module_in_trouble, event):
         assert broker.connections == 2
 
 
-@pytest.mark.parametrize("event", ["window.dispatchEvent(new Event('online'))", "document.dispatchEvent(new Event('visibilitychange'))"])  # fmt: skip
+@pytest.mark.parametrize("event", WAKES)
 def test_a_connection_is_tried_after_sleep(run_module_in_trouble, event):
     """With one ping, however often the page wakes."""
 
@@ -251,7 +255,8 @@ def test_credentials_may_come_later(run_module_in_trouble):
         assert run_module_in_trouble(
             """
             const wait = new Promise(done => setTimeout(done, 20));
-            const client = opened({onclose: () => false, onauth: async seed => { await wait; return "secret " + seed; }}, argument);
+            const onauth = async seed => { await wait; return "secret " + seed; };
+            const client = opened({onclose: () => false, onauth}, argument);
             await client.ready;
             const failing = opened({onauth: async () => { throw new Error("no token"); }}, argument);
             return await failing.waitClosed();
@@ -264,7 +269,8 @@ def test_credentials_may_come_later(run_module_in_trouble):
 def test_waiting_has_a_deadline_and_a_signal(run_module_in_trouble):
     assert run_module_in_trouble(
         """
-        const client = opened({reconnectDelay: 60000, reconnectDelayMax: 60000}, argument), {signal} = new AbortController();
+        const client = opened({reconnectDelay: 60000, reconnectDelayMax: 60000}, argument);
+        const {signal} = new AbortController();
         const aborted = AbortSignal.abort(new RangeError("enough")), waiting = client.ready;
         const ends = await Promise.all([client.waitConnected({timeout: 30}), client.waitClosed({timeout: 30, signal}),
             client.waitConnected({signal: aborted})].map(failure));
@@ -287,8 +293,8 @@ def test_a_signal_ends_the_client_at_once(run_module):
         const [request, next] = [failure(client.request(client.gettid(), "x")), failure(client.messages("t").next())];
         controller.abort();
         const late = opened({signal: controller.signal});
-        return [client.closeReason, client.state, await request, await next, late.closed, late.getsock(), entries("close"),
-                await client.disconnect()];
+        return [client.closeReason, client.state, await request, await next, late.closed, late.getsock(),
+                entries("close"), await client.disconnect()];
     """) == [
         "aborted",
         "offline",
@@ -327,7 +333,8 @@ def test_nothing_is_left_after_the_end(run_module):
         }
         const client = opened({signal});
         await client.ready;
-        const stream = client.messages("t", {signal}), request = failure(client.request(client.gettid(), "x", {signal}));
+        const stream = client.messages("t", {signal});
+        const request = failure(client.request(client.gettid(), "x", {signal}));
         const during = [...open].sort();
         await client.close();
         await request;

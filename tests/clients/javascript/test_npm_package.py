@@ -16,14 +16,22 @@ from smqrt.server.javascript_client import classic_script, client_scripts
 from tests.conftest import REPOSITORY, Served, made_once
 from tests.support import npm
 
+pytestmark = pytest.mark.servers  # they need npm
 HERE = Path(__file__).parent
 APP = REPOSITORY / "tests/browser/smqjs/app"
 BLOCK = re.compile(r"^```tsx?\n// web/(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONFIG = {
     "compilerOptions": {
-        **{"strict": True, "noUncheckedIndexedAccess": True, "exactOptionalPropertyTypes": True, "noEmit": True},
-        **{"target": "es2022", "module": "esnext", "moduleResolution": "bundler", "jsx": "react-jsx"},
-        **{"lib": ["es2022", "dom"], "types": []},
+        "strict": True,
+        "noUncheckedIndexedAccess": True,
+        "exactOptionalPropertyTypes": True,
+        "noEmit": True,
+        "target": "es2022",
+        "module": "esnext",
+        "moduleResolution": "bundler",
+        "jsx": "react-jsx",
+        "lib": ["es2022", "dom"],
+        "types": [],
     },
     "include": ["*.ts", "*.tsx"],
 }
@@ -55,22 +63,9 @@ def test_the_module_is_what_servers_have(installed: Path) -> None:
     assert client_scripts().read("smq.js") == classic_script(module)
 
 
-def test_old_browsers_can_read_the_script() -> None:
-    """The syntax of 2018: a browser that does not know one word of it runs nothing."""
-    text = re.sub(r"//.*|/\*.*?\*/", "", client_scripts().read("smq.js").decode(), flags=re.DOTALL | re.NOFLAG)
-    newer = re.findall(r"\?\.[\w\[(]|\?\?|\|\|=|&&=|^ *(?:static )?#\w|\d_\d|\bexport\b|\bimport\b|\bwindow\b", text)
-    assert newer == []
-
-
-def test_a_module_without_its_last_line_is_refused() -> None:
-    with pytest.raises(AssertionError, match="one line `export"):
-        classic_script(b"export const a = 1;\n")
-
-
 # ---- Node.js
 
 
-@pytest.mark.servers
 def test_in_node(installed: Path, serve: Callable[..., Served]) -> None:
     shutil.copy(HERE / "scenario.mjs", installed)
     printed = npm.run("node", "scenario.mjs", f"{serve(APP).url}/smq.lsp", cwd=installed).stdout.splitlines()
@@ -112,7 +107,8 @@ def test_types_and_a_bundle(
     assert {"readings.ts", "hooks.ts", "main.tsx"} <= {path.name for path in tmp_path.iterdir()}
     npm.run("node", npm.MODULES / "typescript/bin/tsc", "-p", ".", cwd=tmp_path)
     shutil.copytree(APP, tmp_path / "app", ignore=shutil.ignore_patterns("index.html"))
-    npm.run("node", npm.MODULES / "vite/bin/vite.js", "build", "--base", "./", "--outDir", "app", "--emptyOutDir", "false", cwd=tmp_path)  # fmt: skip
+    options = ("--base", "./", "--outDir", "app", "--emptyOutDir", "false")
+    npm.run("node", npm.MODULES / "vite/bin/vite.js", "build", *options, cwd=tmp_path)
     page = new_page(f"{serve(tmp_path / 'app').url}/")
     page.get_by_text("online: no reading yet").wait_for()
     page.evaluate(
