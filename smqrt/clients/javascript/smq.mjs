@@ -378,10 +378,9 @@ function start(self, url, given) {
             }
             opened = opened || etid !== 0;
         };
-        ws.onclose = () => {
+        ws.onclose = ws.onerror = () => { // after an error, Node.js 22 does not always call onclose
             if (ws === sock) lost(opened ? "connection closed" : "cannot connect", true);
         };
-        ws.onerror = () => {}; // onclose follows; some runtimes throw an error event without a listener
         setState("connecting");
     }
 

@@ -36,4 +36,7 @@ print((await stream.next()).value.text);
 await second.close();
 print(await stream.next(), second.state, second.closeReason);
 print(await failure(second.request(etid, "x")), new SmqError("closed", "x") instanceof Error);
+
+const refused = new SmqClient(process.argv[2].replace("smq.lsp", "none"), {reconnect: false});
+print(await failure(refused.ready), refused.closeReason);
 await first.close(); // nothing keeps the process now

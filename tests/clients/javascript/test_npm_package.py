@@ -81,6 +81,7 @@ def test_in_node(installed: Path, serve: Callable[..., Served]) -> None:
         '"the loop has ended"',
         '{"done":true} "offline" "disconnected"',
         '"closed" true',
+        '"closed" "cannot connect"',  # Node.js reports a refused WebSocket as an error only
     ]
 
 
