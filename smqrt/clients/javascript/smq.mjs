@@ -26,6 +26,7 @@ const MAX_PONGS_BYTES = 65536; // of queued Pongs, for a broker that pings witho
 const MIN_RETRY_MS = 1000; // between two attempts when onclose says when, or when the page wakes
 const STABLE_MS = 10000; // a connection that lasted so long resets the delay before a reconnect
 const WAKE_PONG_MS = 3000; // until a connection counts as lost, after the page has become visible or the network changed
+const MAX_PENDING_NAMES = 100000; // without an acknowledgement; further ones are denied
 const MAX_REQUESTS = 10000, MAX_ENDED_REQUESTS = 1000; // open ones; ended ones whose late replies are discarded
 const REFUSALS = ["", "protocol version not supported", "server unavailable", "incorrect credentials",
     "client certificate required", "client certificate not accepted", "access denied"];
@@ -459,12 +460,12 @@ function start(self, url, given) {
         if (sock) lost(why, false);
         setState("offline");
         if (unsent) console.warn(`SMQ: ended before ${unsent} messages were sent: ${why}`);
-        unanswered.forEach(({done}) => done && done(0));
         const error = closedError();
         requests.fail(error);
         connecting.reject(error);
         closings.resolve(why);
         for (const stream of allStreams()) stream.end(closing ? undefined : error);
+        unanswered.forEach(({done}) => done && done(0));
         if (!closing) return;
         clearTimeout(closing.timer);
         closing.resolve(!unsent && !unconfirmed);
@@ -630,7 +631,7 @@ function start(self, url, given) {
     }
 
     function issue(request) {
-        if (ended) return request.done && setTimeout(request.done, 0, 0);
+        if (ended || pending.length >= MAX_PENDING_NAMES) return request.done && setTimeout(request.done, 0, 0);
         if (request.kind === 0 && etid) return request.done(0); // concerns only this client
         pending.push(request);
         if (etid) sock.send(packet(request.kind, request.name));
@@ -706,7 +707,7 @@ function start(self, url, given) {
         if (data.length > MAX_PAYLOAD_BYTES) throw new RangeError(`SMQ: a message has at most 65520 bytes, not ${data.length}`);
         checkName(topic, "topic");
         if (subtopic !== undefined && subtopic !== null) checkName(subtopic, "sub-topic");
-        const isOpen = !closing && !ended && data.length <= opt.queueBytes;
+        const isOpen = !closing && !ended && data.length <= opt.queueBytes && pending.length < MAX_PENDING_NAMES;
         const isFull = () => heldBytes + (sock ? sock.bufferedAmount : 0) + data.length > opt.queueBytes;
         if (isOpen && !held.size && !isFull() && send(item)) return true;
         const exceedsQueue = () => held.size >= opt.queueMessages || heldBytes + data.length > opt.queueBytes;
@@ -821,8 +822,11 @@ function start(self, url, given) {
         streams.get(topic).add(stream);
         if (closing || ended) stream.end(closedError());
         else if (typeof stream.subtopic === "string") resolve(CREATESUB, stream.subtopic);
-        if (onWire(topic)) ask(SUBSCRIBE, topic, tid => stream.state.accept(tid !== 0));
-        else stream.state.accept(true);
+        if (!onWire(topic)) stream.state.accept(true);
+        else ask(SUBSCRIBE, topic, tid => {
+            if (tid) stream.state.accept(true);
+            else stream.end(new SmqError("denied", `the subscription of ${topic} was denied`));
+        });
         return stream;
     };
 

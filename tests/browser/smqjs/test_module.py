@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from tests.browser.smqjs.conftest import APP
+from tests.conftest import REPOSITORY
 from tests.support.scripted_broker import ScriptedBroker
 
 
@@ -88,6 +92,21 @@ def test_a_runtime_without_websockets(run_module):
         "SMQ: no WebSocket here: use Node.js 22 or newer, or pass a class as the option WebSocket",
         True,
     ]
+
+
+def test_the_page_of_the_manual(serve, new_page, tmp_path):
+    """It shows what comes, in a loop at its top level."""
+    manual = (REPOSITORY / "smqrt/help/javascript.md").read_text("utf-8")
+    text = manual.partition("<!-- web/index.html -->\n")[2].partition("```")[0]
+    (tmp_path / "index.html").write_text(text.replace("<title>", '<link rel="icon" href="data:,"><title>'), "utf-8")
+    shutil.copy(APP / ".preload.py", tmp_path)
+    page = new_page(f"{serve(tmp_path).url}/")
+    page.get_by_text("online").wait_for()
+    page.evaluate("""async () => {
+        const {SmqClient} = await import("/rtl/smq.mjs"), smq = new SmqClient("smq.lsp");
+        smq.observe("greeting", count => count && smq.publish("<hello>", "greeting"));
+    }""")
+    assert page.locator("li").first.text_content() == "<hello>"
 
 
 # ---- promises of names and subscriptions

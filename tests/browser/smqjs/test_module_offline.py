@@ -81,6 +81,19 @@ def test_a_full_queue_can_drop_the_oldest(run_module_in_trouble):
         assert broker.wait_results(2)[1:] == [[b"3", b"4", b"5"]]
 
 
+def test_names_without_a_number_are_bounded(run_module_in_trouble):
+    assert run_module_in_trouble(
+        """
+        const client = opened({}, argument), denied = [];
+        for (let n = 0; n < 100003; n++) client.create("t" + n).then(tid => tid || denied.push(n));
+        await until(() => denied.length > 2);
+        const error = await failure(client.messages("t").next());
+        return [denied, error[1], client.publish("x", "t"), client.backlog];
+        """,
+        NOWHERE,
+    ) == [[100000, 100001, 100002], "denied", False, 0]
+
+
 # ---- reconnects
 
 
@@ -232,13 +245,13 @@ def test_messages_are_a_sign_of_life(run_module):
 
 def test_a_refused_client_has_ended(run_module):
     assert run_module("""
-        const client = opened({onauth: () => "wrong"});
-        const ends = [await failure(client.ready), client.closed, client.closeReason, await client.waitClosed()];
-        return [...ends, await failure(client.waitConnected())];
+        const client = opened({onauth: () => "wrong"}), closed = client.waitClosed();
+        const ends = [await failure(client.ready), client.closed, client.closeReason, await closed];
+        return [...ends, await client.waitClosed(), await failure(client.waitConnected())];
     """) == [
         ["SmqError", "closed", "the client has ended: wrong password"],
         True,
-        *["wrong password"] * 2,
+        *["wrong password"] * 3,
         ["SmqError", "closed", "the client has ended: wrong password"],
     ]
 

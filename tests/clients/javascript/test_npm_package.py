@@ -19,6 +19,7 @@ from tests.support import npm
 pytestmark = pytest.mark.servers  # they need npm
 HERE = Path(__file__).parent
 APP = REPOSITORY / "tests/browser/smqjs/app"
+MANUAL = (REPOSITORY / "smqrt/help/javascript.md").read_text("utf-8")
 BLOCK = re.compile(r"^```tsx?\n// web/(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONFIG = {
     "compilerOptions": {
@@ -85,6 +86,19 @@ def test_in_node(installed: Path, serve: Callable[..., Served]) -> None:
     ]
 
 
+def test_the_example_of_a_request_in_the_manual(installed: Path, serve: Callable[..., Served]) -> None:
+    (example,) = (text for text in re.findall(r"^```js\n(.*?)^```$", MANUAL, re.M | re.S) if "adder" in text)
+    head = f'import {{SmqClient}} from "@smqrt/client";\nconst url = "{serve(APP).url}/smq.lsp";\n'
+    (installed / "request.mjs").write_text(head + example + "await Promise.all([adder.close(), caller.close()]);\n")
+    assert npm.run("node", "request.mjs", cwd=installed).stdout == "42\n"
+
+
+@pytest.mark.parametrize("number", range(len(re.findall(r"^```js$", MANUAL, re.M))))
+def test_examples_of_the_manual_have_no_errors(number: int, tmp_path: Path) -> None:
+    (tmp_path / "example.mjs").write_text(re.findall(r"^```js\n(.*?)^```$", MANUAL, re.M | re.S)[number], "utf-8")
+    npm.run("node", "--check", "example.mjs", cwd=tmp_path)
+
+
 # ---- TypeScript, Vite and React
 
 
@@ -93,7 +107,7 @@ def make_project(folder: Path, installed: Path) -> None:
     shutil.copytree(installed / "node_modules", folder / "node_modules")
     for name in ("react", "react-dom", "scheduler", "csstype", "@types"):
         (folder / "node_modules" / name).symlink_to(npm.MODULES / name)
-    for name, text in BLOCK.findall((REPOSITORY / "smqrt/help/javascript.md").read_text("utf-8")):
+    for name, text in BLOCK.findall(MANUAL):
         (folder / name).write_text(text, "utf-8")
     shutil.copy(HERE / "types.ts", folder)
     (folder / "tsconfig.json").write_text(json.dumps(CONFIG), "utf-8")

@@ -1,6 +1,6 @@
 """Driver of the JavaScript client in Chromium for the client cases; see the README of this folder.
 
-The page is on the hub's host, so that the connections have its origin. It loads the module of the client and `commands.mjs`.
+The page is on the hub's host, so that the connections have its origin. It loads the client's module and `commands.mjs`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,9 @@ FILES = {
     "smq.mjs": ("text/javascript", CLIENT.read_text("utf-8")),
     "commands.mjs": ("text/javascript", (HERE / "commands.mjs").read_text("utf-8")),
 }
-
-
-# The page does not come from the network, so Chromium takes its host for a stranger to this machine.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",
-]
+# The page does not come from the network, so Chromium would not let it connect to this machine.
+FEATURES = "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets"
+FLAGS = ["--no-sandbox", "--disable-gpu", FEATURES]
 
 
 async def serve(route: Route) -> None:
