@@ -34,7 +34,7 @@ const SERVER_UNAVAILABLE = 2;
 const RESTART = "sysshutdown"; // the text of Disconnect at a shutdown; the server may start again
 const CALLBACKS = ["onauth", "onconnect", "onreconnect", "onclose", "onmsg", "onstate"];
 
-/** Defaults of `new SmqClient`; times are milliseconds. `Client` differs, see there. */
+/** Defaults of `new SmqClient`; times are milliseconds. */
 const DEFAULTS = {
     timeout: 10000,
     reconnect: true,
@@ -46,6 +46,7 @@ const DEFAULTS = {
     queueBytes: 16 * 1024 * 1024,
     queuePolicy: "newest",
 };
+const CLIENT_DEFAULTS = Object.assign({}, DEFAULTS, {reconnect: false, ping: 0});
 const STREAM_MESSAGES = 1000, STREAM_BYTES = 16 * 1024 * 1024; // what waits for one loop over messages()
 
 /** An error of the client. `code`: "aborted", "closed", "denied", "full", "lost", "timeout" or "undelivered". */
@@ -312,8 +313,9 @@ function onWake(wake) {
     };
 }
 
-function checked(given) { // the options, with defaults; throws a RangeError that names the wrong one
-    const opt = Object.assign({}, DEFAULTS, given);
+function checked(given, defaults) { // the options, with defaults; throws a RangeError that names the wrong one
+    const opt = Object.assign({}, given);
+    for (const name of Object.keys(defaults)) if (opt[name] === undefined) opt[name] = defaults[name];
     const uidBytes = opt.uid ? utf8.length(opt.uid) : MIN_UID_BYTES;
     if (uidBytes < MIN_UID_BYTES || uidBytes > MAX_COUNTED_BYTES) throw new RangeError("SMQ: a uid has 6 to 255 bytes: " + opt.uid);
     for (const name of ["reconnectDelay", "reconnectDelayMax", "pong", "queueMessages", "queueBytes"]) {
@@ -334,9 +336,9 @@ function checkName(name, what) { // a wrong one would wait for its number in fro
 }
 
 /** Makes `self` a client. Its state is in this function, so that methods also work when they are passed on alone. */
-function start(self, url, given) {
+function start(self, url, given, defaults) {
     if (typeof url === "object" && url !== null && !(url instanceof URL)) [url, given] = [undefined, url];
-    const opt = checked(given), address = socketURL(url), Socket = opt.WebSocket;
+    const opt = checked(given, defaults), address = socketURL(url), Socket = opt.WebSocket;
     for (const name of CALLBACKS) self[name] = opt[name] || null;
     const topics = new Names(), subtopics = new Names();
     const subscriptions = new Map(); // topic -> Map(subtopic, or null for all others -> {onmsg, datatype})
@@ -627,11 +629,12 @@ function start(self, url, given) {
     // -- names, and the acknowledgements with their numbers
 
     function ask(kind, name, done) {
-        issue({kind, name, done});
+        if (pending.length < MAX_PENDING_NAMES) issue({kind, name, done});
+        else if (done) setTimeout(done, 0, 0);
     }
 
     function issue(request) {
-        if (ended || pending.length >= MAX_PENDING_NAMES) return request.done && setTimeout(request.done, 0, 0);
+        if (ended) return request.done && setTimeout(request.done, 0, 0);
         if (request.kind === 0 && etid) return request.done(0); // concerns only this client
         pending.push(request);
         if (etid) sock.send(packet(request.kind, request.name));
@@ -907,14 +910,15 @@ function start(self, url, given) {
 /** A client that reconnects by itself. See smq.d.ts for its options and methods. */
 class SmqClient {
     constructor(url, options) {
-        start(this, url, options);
+        start(this, url, options, DEFAULTS);
     }
 }
 
 /** A client as `SMQ.Client` has always been: it reconnects if `onclose` returns a number of ms, and sends no pings. */
 function Client(url, opt) {
-    const isOptions = typeof url === "object" && url !== null && !(url instanceof URL);
-    return new SmqClient(isOptions ? undefined : url, Object.assign({reconnect: false, ping: 0}, isOptions ? url : opt));
+    const self = Object.create(SmqClient.prototype);
+    start(self, url, opt, CLIENT_DEFAULTS);
+    return self;
 }
 
 // ---- addresses

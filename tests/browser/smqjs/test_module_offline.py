@@ -151,6 +151,20 @@ def test_client_of_the_module_does_not_reconnect_by_itself(run_module_in_trouble
         assert broker.connections == 1
 
 
+def test_options_that_are_undefined_have_their_defaults(run_module_in_trouble):
+    """As TypeScript allows it."""
+    with ScriptedBroker(refuses, refuses, accepts) as broker:
+        assert run_module_in_trouble(
+            """
+            const names = ["uid", "reconnect", "ping", "queueMessages", "signal"];
+            const undefined_ = Object.fromEntries(names.map(name => [name]));
+            const ends = await failure(mod.Client(argument, undefined_).ready);
+            return [ends[1], await new mod.SmqClient(argument, {...undefined_, reconnectDelay: 10}).ready];
+            """,
+            broker.ws_url,
+        ) == ["closed", 4711]
+
+
 @pytest.mark.parametrize("event", WAKES)
 def test_the_client_comes_back_at_once(run_module_in_trouble, event):
     """When the network is there again, or the page is visible: not after its delay of a minute."""
