@@ -20,7 +20,7 @@ debian() {
   [ -z "$failed" ] || die "That failed. By hand: apt-get update && $todo"
 }
 
-# npm_packages NAME@VERSION...: makes .venv/npm/node_modules hold the packages that tests load into a browser.
+# npm_packages NAME@VERSION...: makes .venv/npm/node_modules hold the packages that tests load into a browser, or run.
 npm_packages() {
   local stamp=.venv/npm/.installed
   [ "$(cat $stamp 2>/dev/null)" != "$*" ] || return 0

@@ -33,6 +33,7 @@ from smqrt.smq import close_log, data_path
 from smqrt.transport.tls import HANDSHAKE_S, LINGER_S
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.conftest import REPOSITORY, free_port
+from tests.support import npm
 
 HELP = REPOSITORY / "smqrt" / "help"
 PAGES = [
@@ -73,8 +74,8 @@ class Terminal:
     def __init__(self, folder: Path, python: str) -> None:
         self.folder = folder
         self.ports = {str(shown): str(free_port()) for shown in (9357, 9358, 9359, 9443)}
-        path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
-        self.env = os.environ | {"PATH": path, "SMQRT_PORT": self.ports["9357"], "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join([str(Path(python).parent), str(npm.COMMANDS), os.environ["PATH"]])
+        self.env = os.environ | npm.QUIET | {"PATH": path, "SMQRT_PORT": self.ports["9357"], "PYTHONUNBUFFERED": "1"}
         self.env["XDG_CACHE_HOME"] = str(folder / "cache")
         self.running: list[tuple[str, subprocess.Popen[str]]] = []
 

@@ -201,14 +201,19 @@ class VirtualIo(Io):
     Args:
         files: functions that generate the content, by name. A function may raise OSError.
         prefix: the folder in it that is the root.
+        changed_s: the time of all files, in seconds since 1970. With it, the content is constant, and a
+            `ResourceReader` can serve the files.
     """
 
     kind = "vm"
 
-    def __init__(self, files: Mapping[str, Callable[[], bytes]], prefix: str = "") -> None:
+    def __init__(
+        self, files: Mapping[str, Callable[[], bytes]], prefix: str = "", changed_s: int | None = None
+    ) -> None:
         self._files = files
         self._prefix = prefix
-        self._created_s = int(time.time())  # time of all files, which have none of their own
+        self._changed_s = changed_s
+        self._created_s = int(time.time()) if changed_s is None else changed_s
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """See `Io.open`."""
@@ -221,7 +226,7 @@ class VirtualIo(Io):
         path = self._path(name)
         own = path.rpartition("/")[2]
         if path in self._files:
-            return Stat(own, len(self._content(path)), self._created_s, False)
+            return Stat(own, len(self._content(path)), self._created_s, False, self._changed_s)
         if not any(self._names_below(path)):
             raise IoError("notfound", name)
         return Stat(own, 0, self._created_s, True)
@@ -238,7 +243,7 @@ class VirtualIo(Io):
         """See `Io.sub`."""
         if not self.stat(path).isdir:
             raise IoError("notfound", f"{path} is not a folder")
-        return VirtualIo(self._files, self._path(path))
+        return VirtualIo(self._files, self._path(path), self._changed_s)
 
     def realpath(self, name: str = "") -> str:
         """See `Io.realpath`. Generated files have no path, so the result only names the io."""

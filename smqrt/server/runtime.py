@@ -58,6 +58,7 @@ from smqrt.server.configuration import (
     cluster_plan,
     http_limits,
 )
+from smqrt.server.javascript_client import client_scripts
 from smqrt.server.listeners import ADMIN, Listeners, admin_files
 from smqrt.server.mako_conf import MakoConf
 from smqrt.server.mqtt import MqttDirectory, open_own_hub, take_mqtt
@@ -200,6 +201,7 @@ class Server:
         rtl.insertprolog(
             JournalService(writer.opened, self.settings.commit_mib << 20, lambda: self.state == "draining")
         )
+        rtl.insert(ResourceReader(io=client_scripts()))
         # Pages of older applications load /rtl/jquery.js. BASE_DIR is the folder where the distribution has it.
         rtl.insert(ResourceReader(io=DiskIo(import_module("xstatic.pkg.jquery").BASE_DIR)))
         self.root.insert(rtl)

@@ -4,18 +4,16 @@
 """
 
 import json
-from pathlib import Path
 
-import smqrt
 from smqrt import hub
 from smqrt.app import HttpError, send_file
 from smqrt.errors import ArgumentError
-from smqrt.http.disk import DiskIo
 from smqrt.operations.console.console import Console
 from smqrt.operations.console.views import MAX_REQUEST_BYTES, VIEWS, LiveViews
+from smqrt.server.javascript_client import client_scripts
 
 PULSE = "pulse"
-rtl = DiskIo(Path(smqrt.__file__).parent / "rtl")
+scripts = client_scripts()
 
 smq = hub.create(
     permittop=lambda topic, issub, peer: issub and topic == PULSE,
@@ -58,7 +56,7 @@ def answer(request, relpath):
             raise HttpError(404)
         smq.connect(request)
     elif relpath == "smq.js":
-        send_file(request, "smq.js", rtl)
+        send_file(request, "smq.js", scripts)
     elif relpath == "history.json":
         request.response.headers.set("Content-Type", "application/json")
         request.response.headers.set("Cache-Control", "no-store")

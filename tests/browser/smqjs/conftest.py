@@ -78,3 +78,39 @@ def run_in_trouble(chromium, smqjs_server):
 def run(page):
     """Run the body of an async function in the page; `connected()`, `note`, `seen`, `entries` and `log` are there."""
     return lambda body, argument=None: page.evaluate("async argument => {" + body + "}", argument)
+
+
+MODULE_FUNCTIONS = """async () => {
+    window.mod = await import("/rtl/smq.mjs");
+    window.opened = (opt, url) => new mod.SmqClient(url || "smq.lsp", {reconnectDelay: 10, ...opt});
+    window.online = async opt => {
+        const client = opened(opt);
+        await client.ready;
+        return client;
+    };
+    window.failure = promise => promise.then(() => "no error", error => [error.name, error.code, error.message]);
+    window.isSubscribed = async (client, topic) => { // as the broker sees it; also the end of earlier requests
+        const count = await new Promise(resolve => client.observe(topic, resolve));
+        client.unobserve(topic);
+        return count > 0;
+    };
+    window.take = async (stream, count) => {
+        const texts = [];
+        while (texts.length < count) texts.push((await stream.next()).value.text);
+        return texts;
+    };
+}"""
+
+
+@pytest.fixture
+def run_module(page):
+    """As `run`, with the module `/rtl/smq.mjs` as `mod`, and `opened`, `online`, `failure`, `isSubscribed`, `take`."""
+    page.evaluate(MODULE_FUNCTIONS)
+    return lambda body, argument=None: page.evaluate("async argument => {" + body + "}", argument)
+
+
+@pytest.fixture
+def run_module_in_trouble(run_in_trouble):
+    """As `run_module`, in a page whose failed connections are the subject."""
+    run_in_trouble(f"await ({MODULE_FUNCTIONS})();")
+    return run_in_trouble

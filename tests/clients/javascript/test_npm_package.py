@@ -1,0 +1,135 @@
+"""The npm package of the client: installed from its archive, in Node.js, TypeScript, Vite and Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smqrt
+from smqrt.server.javascript_client import classic_script, client_scripts
+from tests.conftest import REPOSITORY, Served, made_once
+from tests.support import npm
+
+pytestmark = pytest.mark.servers  # they need npm
+HERE = Path(__file__).parent
+APP = REPOSITORY / "tests/browser/smqjs/app"
+MANUAL = (REPOSITORY / "smqrt/help/javascript.md").read_text("utf-8")
+BLOCK = re.compile(r"^```tsx?\n// web/(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONFIG = {
+    "compilerOptions": {
+        "strict": True,
+        "noUncheckedIndexedAccess": True,
+        "exactOptionalPropertyTypes": True,
+        "noEmit": True,
+        "target": "es2022",
+        "module": "esnext",
+        "moduleResolution": "bundler",
+        "jsx": "react-jsx",
+        "lib": ["es2022", "dom"],
+        "types": [],
+    },
+    "include": ["*.ts", "*.tsx"],
+}
+PAGE = (
+    '<!doctype html><link rel="icon" href="data:,"><div id="root"></div><script type="module" src="main.tsx"></script>'
+)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package in its node_modules."""
+    return made_once("npm", npm.install_client, tmp_path_factory)
+
+
+# ---- what is in it
+
+
+def test_the_package_is_of_this_version(installed: Path) -> None:
+    package = json.loads((installed / "node_modules/@smqrt/client/package.json").read_text("utf-8"))
+    assert package["version"] == smqrt.__version__.replace("rc", "-rc.")
+    assert (npm.PACKAGE / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
+    files = {path.name for path in (installed / "node_modules/@smqrt/client").iterdir()}
+    assert files == {"LICENSE", "README.md", "package.json", "smq.d.ts", "smq.mjs"}
+
+
+def test_the_module_is_what_servers_have(installed: Path) -> None:
+    module = (installed / "node_modules/@smqrt/client/smq.mjs").read_bytes()
+    assert client_scripts().read("smq.mjs") == module
+    assert client_scripts().read("smq.js") == classic_script(module)
+
+
+# ---- Node.js
+
+
+def test_in_node(installed: Path, serve: Callable[..., Served]) -> None:
+    shutil.copy(HERE / "scenario.mjs", installed)
+    printed = npm.run("node", "scenario.mjs", f"{serve(APP).url}/smq.lsp", cwd=installed).stdout.splitlines()
+    assert printed == [
+        '"connecting" true 1',
+        '"online" true',
+        '{"sum":42}',
+        '"timeout"',
+        "23",  # the code of a TimeoutError
+        '65520 "ü€😀"',
+        '["offline","connecting","online"]',
+        '"again"',
+        '"the loop has ended"',
+        '{"done":true} "offline" "disconnected"',
+        '"closed" true',
+        '"closed" "cannot connect"',  # Node.js reports a refused WebSocket as an error only
+    ]
+
+
+def test_the_example_of_a_request_in_the_manual(installed: Path, serve: Callable[..., Served]) -> None:
+    (example,) = (text for text in re.findall(r"^```js\n(.*?)^```$", MANUAL, re.M | re.S) if "adder" in text)
+    head = f'import {{SmqClient}} from "@smqrt/client";\nconst url = "{serve(APP).url}/smq.lsp";\n'
+    (installed / "request.mjs").write_text(head + example + "await Promise.all([adder.close(), caller.close()]);\n")
+    assert npm.run("node", "request.mjs", cwd=installed).stdout == "42\n"
+
+
+@pytest.mark.parametrize("number", range(len(re.findall(r"^```js$", MANUAL, re.M))))
+def test_examples_of_the_manual_have_no_errors(number: int, tmp_path: Path) -> None:
+    (tmp_path / "example.mjs").write_text(re.findall(r"^```js\n(.*?)^```$", MANUAL, re.M | re.S)[number], "utf-8")
+    npm.run("node", "--check", "example.mjs", cwd=tmp_path)
+
+
+# ---- TypeScript, Vite and React
+
+
+def make_project(folder: Path, installed: Path) -> None:
+    """The examples of the manual as a project, with the installed package."""
+    shutil.copytree(installed / "node_modules", folder / "node_modules")
+    for name in ("react", "react-dom", "scheduler", "csstype", "@types"):
+        (folder / "node_modules" / name).symlink_to(npm.MODULES / name)
+    for name, text in BLOCK.findall(MANUAL):
+        (folder / name).write_text(text, "utf-8")
+    shutil.copy(HERE / "types.ts", folder)
+    (folder / "tsconfig.json").write_text(json.dumps(CONFIG), "utf-8")
+    (folder / "index.html").write_text(PAGE, "utf-8")
+
+
+def test_types_and_a_bundle(
+    installed: Path, tmp_path: Path, serve: Callable[..., Served], new_page: Callable[..., Any]
+) -> None:
+    """The examples compile in strict mode, and run in Chromium out of a bundle."""
+    make_project(tmp_path, installed)
+    assert {"readings.ts", "hooks.ts", "main.tsx"} <= {path.name for path in tmp_path.iterdir()}
+    npm.run("node", npm.MODULES / "typescript/bin/tsc", "-p", ".", cwd=tmp_path)
+    shutil.copytree(APP, tmp_path / "app", ignore=shutil.ignore_patterns("index.html"))
+    options = ("--base", "./", "--outDir", "app", "--emptyOutDir", "false")
+    npm.run("node", npm.MODULES / "vite/bin/vite.js", "build", *options, cwd=tmp_path)
+    page = new_page(f"{serve(tmp_path / 'app').url}/")
+    page.get_by_text("online: no reading yet").wait_for()
+    page.evaluate(
+        """async () => {
+            const {SmqClient} = await import("/rtl/smq.mjs"), smq = new SmqClient("smq.lsp");
+            smq.observe("temperature", count => count && smq.pubjson({celsius: 21.5}, "temperature"));
+        }"""
+    )
+    page.get_by_text("online: 21.5 °C").wait_for()
