@@ -19,6 +19,7 @@ from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration, N
 from smqrt.cluster.mqtt_nodes import MqttNodes
 from smqrt.cluster.mqtt_retained import RetainedSync
 from smqrt.cluster.mqtt_sessions import SessionMoves
+from smqrt.cluster.mqtt_streams import MqttStreams
 from smqrt.cluster.remote_node import TOPIC_BYTES, NodeSendQueue, Phantom, RemoteNode
 from smqrt.cluster.routing import Backpressure, ClusterRouting, RemoteClients, paced
 from smqrt.cluster.state import ClusterState, SubscriberCounts, ValueSync
@@ -62,6 +63,7 @@ class ClusteredBroker:
         waits: the publishers that wait.
         counts: the numbers of subscribers of all nodes, for observers.
         mqtt: filters and MQTT clients.
+        streams: numbered messages of MQTT clients.
         retained: retained messages of MQTT clients.
         sessions: moves of the sessions of MQTT clients.
         routing: finds routes to other nodes.
@@ -85,7 +87,9 @@ class ClusteredBroker:
         self.phantoms: Mapping[int, Phantom] = self.clients.phantoms
         self.foreign = self.clients.foreign
         self.counts = SubscriberCounts(state)
-        self.mqtt = MqttNodes(state, self.migration, self.lost)
+        self.streams = MqttStreams(state)
+        self.mqtt = MqttNodes(state, self.migration, self.lost, self.streams)
+        self.lost.on_forgotten = self._not_returned
         self.retained = RetainedSync(state, self.mqtt)
         self.mqtt.retained_changed = self.retained.changed
         self.sessions = SessionMoves(state, self.mqtt)
@@ -282,6 +286,7 @@ class ClusteredBroker:
         self.remotes.append(node)
         send_queue.on_full = lambda: self.waits.filled(node)
         self.migration.hold_for_predecessor(node)
+        self.streams.greet(node)
         run_in_background(paced(node, self.migration.framed(node, self._snapshot(node))))
         state.forget_value_routes()
         self.changed(node, "joined")
@@ -350,9 +355,16 @@ class ClusteredBroker:
             self.broker.slow.pressure.forget(node.send_queue)
         self.waits.caught_up(node)
         self.sessions.left(node)
-        run_in_background(self._forget_node(node, None if node.send_queue.has_left else self.lost.add(node)))
+        absent = None if node.send_queue.has_left else self.lost.add(node)
+        self.streams.left(node, is_lost=absent is not None)
+        run_in_background(self._forget_node(node, absent))
         self.events.gone(node, why)
         self.changed(node, why)
+
+    def _not_returned(self, absent: AbsentNode) -> None:
+        stream = absent.stream
+        if stream is not None and all(one.stream is not stream for one in self.remotes):
+            self.streams.end(stream)
 
     def _not_taken_over(self, node: RemoteNode) -> None:
         self.left_node(node, "no process has taken over its hub")
@@ -360,6 +372,7 @@ class ClusteredBroker:
     def _moved(self, before: RemoteNode, node: RemoteNode) -> None:
         """Remove the predecessor of `node`, which has its clients."""
         self.sessions.moved(before, node)
+        self.streams.moved(before, node)
         before.gone = True
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(before.send_queue)
@@ -382,7 +395,9 @@ class ClusteredBroker:
                 state.forget_routes(key)
             yield
         node.forget_routes()
-        yield from self.mqtt.forget(node)
+        yield from self.mqtt.forget(node, absent)
+        if absent is not None:
+            absent.leaving &= ~node.bit
         yield from self.counts.forget(node)
         state.bits &= ~node.bit  # only now, since another node may get the bit: no topic has it any more
 
@@ -424,7 +439,7 @@ def _portions(items: list[T], size_bytes: Callable[[T], int] = lambda one: 0) ->
 
 
 def _interest(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
-    was_lost = cluster.lost.at(node.send_queue)
+    was_lost = cluster.lost.at(node)
     for key in wire.parse_keys(packet):
         for absent in was_lost:
             cluster.lost.discard_topic(absent, key)
@@ -630,4 +645,8 @@ HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
     LinkType.RETAINED: lambda cluster, node, packet: cluster.retained.on_retained(node, packet),
     LinkType.SESSION: lambda cluster, node, packet: cluster.sessions.on_session(node, packet),
     LinkType.MESSAGES: lambda cluster, node, packet: cluster.mqtt.on_messages(node, packet),
+    LinkType.STREAMED: lambda cluster, node, packet: cluster.mqtt.on_numbered(node, packet),
+    LinkType.GREETING: lambda cluster, node, packet: cluster.streams.on_greeting(node, packet),
+    LinkType.CONTINUE: lambda cluster, node, packet: cluster.streams.on_continue(node, packet),
+    LinkType.ARRIVED: lambda cluster, node, packet: cluster.streams.on_arrived(node, packet),
 }

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.cluster.link_channels import Carried, Channel, LinkChannels, Receiver, Transport
-from smqrt.cluster.remote_node import MESSAGES, count_messages
+from smqrt.cluster.remote_node import count_messages, may_drop
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.printable import printable
 from smqrt.settings.limits import Limit
@@ -617,7 +617,7 @@ def _fitting(batches: list[bytes], room_bytes: int) -> tuple[list[bytes], list[b
     kept: list[bytes] = []
     dropped: list[bytes] = []
     for batch in batches:
-        if batch[2] not in MESSAGES or len(batch) <= room_bytes:
+        if not may_drop(batch) or len(batch) <= room_bytes:
             kept.append(batch)
             room_bytes -= len(batch)
         else:

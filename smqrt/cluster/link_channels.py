@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, dirty
 from smqrt.broker.topics import Route
-from smqrt.cluster.remote_node import MESSAGES, NodeSendQueue
+from smqrt.cluster.remote_node import NodeSendQueue, may_drop
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.settings.limits import Bucket
 from smqrt.wire import cluster_packets as wire
@@ -201,7 +201,7 @@ class ChannelQueue(NodeSendQueue):
         elif (
             (self.holds or self.keeps)
             and self._put_bytes > KEPT_QUEUES * self.link.node.queue_bytes
-            and batch[2] in MESSAGES
+            and may_drop(batch)
         ):
             self.missed = True
             self.link.drop(self._channel, [batch])

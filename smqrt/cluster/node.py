@@ -260,6 +260,7 @@ class Node:
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
         hub = ClusteredBroker(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
         hub.state.epoch = self.epoch
+        hub.streams.random = self.random
         hub.leave = lambda: self.leave(hub)
         hub.suspend = lambda: self._suspend(hub)
         hub.resume = lambda: self._resume(hub)

@@ -13,6 +13,7 @@ from itertools import islice
 from struct import unpack
 from weakref import ref
 
+from smqrt.broker.mqtt.arrivals import Arrivals
 from smqrt.broker.mqtt.delivery import DeliveryQueue
 from smqrt.broker.mqtt.device import NEVER_S, Device, Will
 from smqrt.broker.mqtt.filters import Filter, FilterSet, FilterTable, Options, mqtt_name, shared_options, split_shared
@@ -69,6 +70,7 @@ class Devices(DeliveryQueue):
         readers: the subscribers that may read a topic.
         system: the `$SYS` topics.
         take_overs: clients that replace each other.
+        arrivals: see `Arrivals`.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
         subscription_bytes: the memory of all subscriptions, approximately.
@@ -88,6 +90,7 @@ class Devices(DeliveryQueue):
         "_is_notifying",
         "_is_sweeping",
         "_pressed",
+        "arrivals",
         "counts",
         "filters",
         "handshake_s",
@@ -114,6 +117,7 @@ class Devices(DeliveryQueue):
         self.offline: dict[Device, None] = {}
         self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
+        self.arrivals = Arrivals()
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
         self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))

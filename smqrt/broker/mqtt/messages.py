@@ -67,9 +67,13 @@ class MqttBatch(ArrivedBatch):
         received: the session of the publisher and the packet identifiers, two bytes each, which are saved together with
             the messages; None when nothing is saved, and with QoS 0 and 1.
         on_accepted: called when `onpublish` has accepted the message; None for nothing to call.
+        origin: the id of the first message with QoS 2 in a cluster; the others have the next ids. 0 for none.
+        arrived: the stream of another node and the number in it, which are saved together with the messages; None for
+            messages that were published here.
     """
 
-    messages = 0
+    messages = origin = 0
+    arrived: tuple[int, int] | None = None
     on_accepted: Callable[[], object] | None = None
     drops: list[Drop] | None = None
     large: bytes | None = None
@@ -85,7 +89,7 @@ class MqttBatch(ArrivedBatch):
         """Return other frames with the attributes of these."""
         found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
         found.drops, found.large, found.received, found.group = self.drops, self.large, self.received, self.group
-        found.on_accepted = self.on_accepted
+        found.on_accepted, found.origin, found.arrived = self.on_accepted, self.origin, self.arrived
         return found
 
     def accepted(self) -> None:
