@@ -92,7 +92,8 @@ class ClusteredBroker:
         self.lost.on_forgotten = self._not_returned
         self.retained = RetainedSync(state, self.mqtt)
         self.mqtt.retained_changed = self.retained.changed
-        self.sessions = SessionMoves(state, self.mqtt)
+        self.sessions = SessionMoves(state, self.mqtt, self.lost)
+        self.mqtt.session_connected = self.sessions.connected
         self.mqtt.take_session = self.sessions.take
         self.routing = ClusterRouting(
             state, self.clients, self.lost, self.migration, self.values, self.waits, self.mqtt
@@ -354,14 +355,15 @@ class ClusteredBroker:
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.send_queue)
         self.waits.caught_up(node)
-        self.sessions.left(node)
         absent = None if node.send_queue.has_left else self.lost.add(node)
+        self.sessions.left(node, absent)
         self.streams.left(node, is_lost=absent is not None)
         run_in_background(self._forget_node(node, absent))
         self.events.gone(node, why)
         self.changed(node, why)
 
     def _not_returned(self, absent: AbsentNode) -> None:
+        self.sessions.forgotten(absent)
         stream = absent.stream
         if stream is not None and all(one.stream is not stream for one in self.remotes):
             self.streams.end(stream)
@@ -509,7 +511,9 @@ def _peers_gone(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> No
 
 def _synced(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     node.synced = True
-    cluster.lost.returned(node)
+    if cluster.lost.nodes:
+        cluster.sessions.returned(node)
+        cluster.lost.returned(node)
     cluster.events.synced(node)
     cluster.changed(node, "synced")
 

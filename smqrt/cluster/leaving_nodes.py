@@ -97,12 +97,12 @@ def _identities(node: RemoteNode) -> tuple[object, object, object]:
 
 # ---- Lost nodes
 #
-# Messages with QoS 1 and 2 of MQTT clients are kept for a lost node for `AbsentNodes.kept_s`, see `mqtt_streams`. Others
-# that it would have received count as lost. Otherwise a partition would lose more messages than the counters show.
-# Queries do not return clients of a lost node.
+# Messages with QoS 1 and 2 of MQTT clients are kept for a lost node for `AbsentNodes.kept_s`, see `mqtt_streams`.
+# Others that it would have received count as lost. Otherwise a partition would lose more messages than the counters
+# show. Queries do not return clients of a lost node.
 
 ABSENT_S = 120.0
-"""The default of the time for which a lost node is remembered: it may not return, or its clients may use other nodes."""
+"""The default of the time for which a lost node is remembered. It may not return, or its clients use other nodes."""
 MAX_ABSENT = 64
 """The maximum number of lost nodes that one hub remembers; above it, the earliest is forgotten."""
 FILTERS_PER_STEP = 50

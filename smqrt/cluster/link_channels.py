@@ -136,6 +136,8 @@ class ChannelLink(Protocol):
     @property
     def is_behind(self) -> bool: ...
     @property
+    def is_quiet(self) -> bool: ...
+    @property
     def is_full(self) -> bool: ...
 
     def send(self, packet: bytes, /) -> None:
@@ -305,6 +307,11 @@ class ChannelQueue(NodeSendQueue):
     def is_behind(self) -> bool:
         """See `NodeSendQueue`."""
         return self.link.is_behind
+
+    @property
+    def is_quiet(self) -> bool:
+        """See `NodeSendQueue`."""
+        return self.link.is_quiet
 
     def wait(self, then: Callable[[], object]) -> None:
         """See `NodeSendQueue`."""

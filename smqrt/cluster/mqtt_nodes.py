@@ -11,10 +11,11 @@ from math import ceil, inf
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt import large_messages
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
 from smqrt.broker.outbox import Drop, ahead, run_in_background
-from smqrt.broker.state import TakeSession
+from smqrt.broker.state import BrokerPeer, TakeSession
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration
 from smqrt.cluster.mqtt_filters import RemoteFilters, RemoteGroup
@@ -51,7 +52,7 @@ class MqttNodes:
 
     Attributes:
         filters: the filters of other nodes.
-        retained_changed, take_session: see `ClusterMqtt`.
+        retained_changed, take_session, session_connected: see `ClusterMqtt`.
     """
 
     def __init__(self, state: ClusterState, migration: HubMigration, lost: AbsentNodes, streams: MqttStreams) -> None:
@@ -59,6 +60,7 @@ class MqttNodes:
         self.filters = RemoteFilters()
         self.retained_changed: Callable[[bytes], object] = lambda name: None
         self.take_session: TakeSession = lambda client_id, user, is_clean: True
+        self.session_connected: Callable[[Device], object] = lambda device: None
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""
         self._changed: dict[str, None] = {}
@@ -289,6 +291,10 @@ class MqttNodes:
         else:
             node.send_queue.put(cluster_mqtt.messages(messages))
 
+    def must_wait(self, publisher: BrokerPeer) -> bool:
+        """See `ClusterMqtt`."""
+        return self._streams.must_wait(publisher)
+
     def send_large(self, topic: Topic, batch: MqttBatch) -> tuple[int, int]:
         """See `ClusterMqtt`."""
         state, name = self._state, topic.name or b""
@@ -356,7 +362,10 @@ class MqttNodes:
         public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
         group.turn += 1
         if nodes:
-            self._send(nodes[group.turn % len(nodes)], self._wired(name, batch, public, group.text), batch)
+            turn = group.turn
+            if isinstance(batch, MqttBatch) and batch.qos == 2 and (batch.received is not None or batch.origin):
+                turn = hash(self._streams.origin_of(batch))  # sent again after a crash, it goes to the same node
+            self._send(nodes[turn % len(nodes)], self._wired(name, batch, public, group.text), batch)
             return True
         return False
 

@@ -61,7 +61,7 @@ class Entry(NamedTuple):
     size_bytes: int
 
     @property
-    def count(self) -> int:
+    def message_count(self) -> int:
         """The number of messages."""
         return smq.count_frames(self.messages.frames)
 
@@ -203,7 +203,7 @@ class MessageStream:
         while self._waiting:
             entry = self._waiting.popleft()
             self._forget(entry)
-            self._streams.lost(reason, entry.count)
+            self._streams.lost(reason, entry.message_count)
             yield
 
 
@@ -294,7 +294,7 @@ class MqttStreams:
 
     def dropped(self, stream: MessageStream, entry: Entry) -> None:
         """Count and report messages that were dropped because too many are kept."""
-        broker, count = self._state.broker, entry.count
+        broker, count = self._state.broker, entry.message_count
         self.overflowed += count
         broker.stats.drop(Drop.LINK_LOST if stream.queue is None else Drop.LINK_SLOW, count)
         name = entry.messages.name
@@ -339,10 +339,25 @@ class MqttStreams:
 
     def put(self, stream: MessageStream, messages: WireMessages, batch: MqttBatch) -> None:
         """Send messages with QoS 1 or 2."""
-        if stream.is_ended:
-            self.lost(Drop.LINK_LOST, smq.count_frames(messages.frames))
+        ledger = self._state.broker.devices.ledger
+        origin, expires_s = self.origin_of(batch), batch.expires_s
+
+        def send() -> None:
+            if stream.is_ended:
+                self.lost(Drop.LINK_LOST, smq.count_frames(messages.frames))
+            else:
+                stream.put(messages, origin, expires_s)
+
+        if batch.qos == 2 and ledger is not None and ledger.waits:
+            ledger.forward(batch, send)
         else:
-            stream.put(messages, batch.origin, batch.expires_s)
+            send()
+
+    def origin_of(self, batch: MqttBatch) -> int:
+        """Return the id of the first message of a batch, which gets one if it has none."""
+        if not batch.origin:
+            batch.origin = self._state.broker.devices.arrivals.new_origin(smq.count_frames(batch))
+        return batch.origin
 
     def on_arrived(self, node: RemoteNode, packet: bytes) -> None:
         """Process Arrived."""
@@ -391,7 +406,14 @@ class MqttStreams:
         if node.is_held or arrivals is None:
             return False
         self._acknowledge_later(node, found.stream)
-        return arrivals.take(found.stream, found.number)
+        if not arrivals.take(found.stream, found.number):
+            return False
+        if found.messages.qos == 2 and found.origin:
+            count = smq.count_frames(found.messages.frames)
+            if count == 1 and arrivals.knows(found.origin):  # sent again by its publisher, whose node was killed
+                return False
+            arrivals.know(range(found.origin, found.origin + count))
+        return True
 
     def _acknowledge_later(self, node: RemoteNode, stream: int) -> None:
         if not self._unacknowledged:

@@ -94,6 +94,11 @@ class NodeSendQueue(Outbox):
         return False
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether the node does not answer, and may be lost."""
+        return False
+
+    @property
     def is_behind(self) -> bool:
         """Whether the node is so far behind that snapshots should pause; see `wait`."""
         return False

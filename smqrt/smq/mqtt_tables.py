@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from smqrt.broker.mqtt.ledger import Group
+from smqrt.broker.mqtt.ledger import RECEIVED, Group
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.saved_sessions import SavedRow, restored_message
 
@@ -22,6 +23,8 @@ SCHEMAS = (
     " retain INTEGER, properties BLOB, expires REAL, identifiers BLOB, checksum INTEGER)",
     "CREATE TABLE IF NOT EXISTS mqtt_queue (number INTEGER PRIMARY KEY, session INTEGER, position INTEGER,"
     " state INTEGER, packet INTEGER, message INTEGER, checksum INTEGER)",
+    "CREATE TABLE IF NOT EXISTS mqtt_hub (identity BLOB, start INTEGER)",
+    "CREATE TABLE IF NOT EXISTS mqtt_streams (stream INTEGER PRIMARY KEY, number INTEGER, used REAL)",
 )
 """A message that several sessions wait for is one row of `mqtt_messages`."""
 
@@ -61,6 +64,9 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
             text = json.dumps(shifted(record, shift_s), default=_text_of)
             row = client_id, text, _checksum(client_id.encode(), text.encode())
             connection.execute("INSERT OR REPLACE INTO mqtt_sessions VALUES (?, ?, ?)", row)
+    if group.streams:
+        streams = [(_signed(stream), number, time.time()) for stream, number in group.streams.items()]
+        connection.executemany("INSERT OR REPLACE INTO mqtt_streams VALUES (?, ?, ?)", streams)
     for name, message in group.retained.items():
         if message is None:
             connection.execute("DELETE FROM mqtt_retained WHERE name = ?", (name,))
@@ -69,6 +75,38 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
             checksum = _checksum(name, message.payload, message.properties, str(expires).encode())
             retained = name, message.payload, message.qos, message.properties, expires, checksum
             connection.execute("INSERT OR REPLACE INTO mqtt_retained VALUES (?, ?, ?, ?, ?, ?)", retained)
+
+
+def _signed(number: int) -> int:
+    """Return an unsigned 64-bit number in the form of SQLite."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def begin_start(connection: sqlite3.Connection, identity: bytes) -> tuple[bytes, int]:
+    """Count a start, and return the identity of the sessions in the file with the number of the start.
+
+    Args:
+        connection: the file.
+        identity: the identity of a new file.
+    """
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        found = connection.execute("SELECT identity, start FROM mqtt_hub").fetchone()
+        known, start = found or (identity, 0)
+        connection.execute("DELETE FROM mqtt_hub")
+        connection.execute("INSERT INTO mqtt_hub VALUES (?, ?)", (known, start + 1))
+    return known, start + 1
+
+
+def streams(connection: sqlite3.Connection, limit: int) -> dict[int, int]:
+    """Return the last numbers of the streams that were used last, at most `limit`; remove others."""
+    rows = connection.execute("SELECT stream, number FROM mqtt_streams ORDER BY used DESC LIMIT ?", (limit,)).fetchall()
+    if len(rows) == limit:
+        connection.execute(
+            "DELETE FROM mqtt_streams WHERE stream NOT IN (SELECT stream FROM mqtt_streams ORDER BY used DESC LIMIT ?)",
+            (limit,),
+        )
+    return {stream & (1 << 64) - 1: number for stream, number in reversed(rows)}
 
 
 def _message_row(number: int, message: Message, shift_s: float) -> tuple[object, ...]:
@@ -168,7 +206,9 @@ def queues(connection: sqlite3.Connection, known: dict[int, Message]) -> dict[in
 
 def next_number(connection: sqlite3.Connection, records: list[dict[str, Any]]) -> int:
     """Return the first number that nothing in the file has."""
-    queue = connection.execute("SELECT max(max(number, position)) FROM mqtt_queue").fetchone()[0] or 0
+    # The position of a received packet identifier is the id of its message.
+    largest = f"CASE state WHEN {RECEIVED} THEN number ELSE max(number, position) END"
+    queue = connection.execute(f"SELECT max({largest}) FROM mqtt_queue").fetchone()[0] or 0
     message = connection.execute("SELECT max(number) FROM mqtt_messages").fetchone()[0] or 0
     sessions = max((int(record.get("number", 0)) for record in records), default=0)
     return 1 + max(int(queue), int(message), sessions)

@@ -313,8 +313,7 @@ class LinkType(IntEnum):
     `bytes`, which is Base64.
     """
     GREETING = 0x5D
-    """`16s identity`: names the sessions of the sender, see `smqrt.cluster.mqtt_streams`. It precedes all other packets.
-    """
+    """`16s identity`: names the sessions of the sender, see `smqrt.cluster.mqtt_streams`. It is the first packet."""
     CONTINUE = 0x5E
     """`u64 stream`: asks for `ARRIVED`."""
     ARRIVED = 0x5F

@@ -16,6 +16,12 @@ from tests.cluster.memory_links import MemoryNetwork
 class MqttCluster:
     """Hubs of one cluster, each at a node of its own, which are linked to each other.
 
+    Args:
+        count: the number of nodes.
+        versions: the link versions of some nodes.
+        settings: the settings of the hubs.
+        wait_s: see `SessionMoves`.
+
     Attributes:
         network: the links; `settle` lets everything arrive.
         hubs: the hubs; their clients are those of `MqttHub`.
@@ -23,7 +29,11 @@ class MqttCluster:
     """
 
     def __init__(
-        self, count: int = 2, versions: dict[int, tuple[int, int]] | None = None, settings: MqttSettings | None = None
+        self,
+        count: int = 2,
+        versions: dict[int, tuple[int, int]] | None = None,
+        settings: MqttSettings | None = None,
+        wait_s: float = 0.0,
     ) -> None:
         self.network = MemoryNetwork(Random(1))
         self.hubs = [MqttHub(settings=settings) for _ in range(count)]
@@ -33,6 +43,7 @@ class MqttCluster:
             node = self.network.node(number=at + 1)
             node.versions = (versions or {}).get(at, (1, VERSION))
             self.members.append(node.join(hub.broker, "hub"))
+            self.members[-1].sessions.wait_s = wait_s
             self.nodes.append(node)
         for at, one in enumerate(self.nodes):
             for other in self.nodes[at + 1 :]:

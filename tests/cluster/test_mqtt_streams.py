@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from smqrt.broker.outbox import Drop
-from smqrt.cluster import mqtt_streams
 from tests.cluster.mqtt_hubs import MqttCluster
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MAX_STREAMS = 1024
-"""Streams that are remembered; beyond, the one that was used least recently is forgotten."""
-_START_SHIFT = 40
-"""Ids have the number of the start above so many bits."""
+"""Streams, and hubs with messages, that are remembered; beyond, the one that was used least recently is forgotten."""
+MAX_KNOWN = 50_000
+"""Messages with QoS 2 that are remembered, because a publisher may send them again after a crash of its node."""
+_START_SHIFT, _PREFIX_SHIFT = 40, 64
+"""The id of a message has the prefix of a hub above 64 bits, and the number of its start above 40 bits."""
+
+
+def prefix_of(identity: bytes) -> int:
+    """Return the prefix of the ids of a hub's messages."""
+    return int.from_bytes(identity[:8], "big")
 
 
 class Arrivals:
@@ -17,45 +26,79 @@ class Arrivals:
         start: counts the starts with one `persist` file.
         numbers: the last number of each stream, by stream; the least recently used first.
         last_origin: the number of ids that were given since the start.
+        delivered: the lower 64 bits of the last id that was delivered here, by prefix; ids of a hub arrive in order.
     """
 
-    __slots__ = ("identity", "last_origin", "numbers", "start")
+    __slots__ = ("_known", "delivered", "identity", "last_origin", "numbers", "start")
 
     def __init__(self) -> None:
         self.identity = b""
         self.start = self.last_origin = 0
         self.numbers: dict[int, int] = {}
+        self.delivered: dict[int, int] = {}
+        self._known: dict[int, None] = {}
+
+    # ---- streams of other nodes
 
     def take(self, stream: int, number: int) -> bool:
         """Return whether a number of a stream is new; then it is the last one that has arrived."""
         if number <= self.numbers.get(stream, 0):
             return False
-        self.numbers.pop(stream, None)
-        self.numbers[stream] = number
-        if len(self.numbers) > MAX_STREAMS:
-            del self.numbers[next(iter(self.numbers))]
+        _set_bounded(self.numbers, stream, number, MAX_STREAMS)
         return True
 
+    def note_delivered(self, origin: int) -> None:
+        """Record that the message with an id was delivered to its subscribers here."""
+        _set_bounded(self.delivered, origin >> _PREFIX_SHIFT, origin & (1 << _PREFIX_SHIFT) - 1, MAX_STREAMS)
+
+    # ---- ids of messages
+
     def new_origin(self, count: int) -> int:
-        """Return the id of the first of so many messages with QoS 2; the others have the next ids."""
+        """Return the id of the first of so many messages; the others have the next ids."""
         first = self.last_origin + 1
         self.last_origin += count
         return self.origin_of(self.start << _START_SHIFT | first)
 
     def origin_of(self, position: int) -> int:
-        """Return the id of a message from its lower 64 bits, which are in the `persist` file."""
-        return int.from_bytes(self.identity[:8], "big") << 64 | position
+        """Return the id of a message of this hub from its lower 64 bits, which are in the `persist` file."""
+        return prefix_of(self.identity) << _PREFIX_SHIFT | position
+
+    def position_of(self, origin: int) -> int:
+        """Return the lower 64 bits of an id."""
+        return origin & (1 << _PREFIX_SHIFT) - 1
+
+    def know(self, origins: Iterable[int]) -> None:
+        """Remember ids of messages with QoS 2 that this hub has got."""
+        for one in origins:
+            _set_bounded(self._known, one, None, MAX_KNOWN)
+
+    def knows(self, origin: int) -> bool:
+        """Return whether this hub has got the message with QoS 2 with an id."""
+        return origin in self._known
+
+    # ---- hot restart
 
     def record(self) -> list[object]:
         """Return what another process needs that takes the sessions over."""
-        return [self.identity, self.start, self.last_origin, [list(one) for one in self.numbers.items()]]
+        numbers, delivered = [list(one) for one in self.numbers.items()], [list(one) for one in self.delivered.items()]
+        return [self.identity, self.start, self.last_origin, numbers, delivered]
 
     def restore(self, record: list[object]) -> None:
         """Continue with the record of another process."""
-        identity, start, last_origin, numbers = record
+        identity, start, last_origin, numbers, delivered = record
         assert isinstance(identity, bytes)
         assert isinstance(start, int)
         assert isinstance(last_origin, int)
         assert isinstance(numbers, list)
+        assert isinstance(delivered, list)
         self.identity, self.start, self.last_origin = identity or self.identity, start, last_origin
-        self.numbers |= {stream: number for stream, number in numbers}
+        self.numbers |= dict(numbers)
+        self.delivered |= dict(delivered)
+
+
+def _set_bounded(of: dict[int, int] | dict[int, None], key: int, value: int | None, limit: int) -> None:
+    """Set a value as the newest one; the oldest one is removed above the limit."""
+    of.pop(key, None)
+    of[key] = value  # type: ignore[assignment]
+    if len(of) > limit:
+        del of[next(iter(of))]

@@ -337,6 +337,8 @@ class MqttClient(SubscribingClient):
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = _will(packet.will) if packet.will is not None else None
+        if self.broker.cluster is not None:
+            self.broker.cluster.mqtt.session_connected(device)
         self.devices.session_changed(device)
         self.window, self.is_bridge = self.devices.limits.receive_maximum, packet.is_bridge
         if packet.version == 5:

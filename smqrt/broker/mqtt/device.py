@@ -53,6 +53,13 @@ class Will:
     due_s: float | None = None
 
 
+class OriginFilter(Protocol):
+    """Decides which messages a session gets that is at two nodes for a while, see `smqrt.cluster.mqtt_sessions`."""
+
+    def takes(self, origin: int, /) -> bool:
+        """Return whether the session gets the message with this id."""
+
+
 class ConnectedClient(Protocol):
     """The connected client of a session.
 
@@ -132,6 +139,7 @@ class Device:
         is_pressed: whether publishers wait because many messages wait here, see `Devices.pressed`.
         is_stuck: whether they have waited for the maximum time; they do not wait again until the session has room.
         rows: its messages in the `persist` file; None for a session that is not kept there.
+        origins: decides by their ids which messages with QoS 1 and 2 the session gets; None for all.
     """
 
     __slots__ = (
@@ -153,6 +161,7 @@ class Device:
         "is_pressed",
         "is_stuck",
         "large_bytes",
+        "origins",
         "rows",
         "left_s",
         "subscriptions",
@@ -186,6 +195,7 @@ class Device:
         self.feeds = _NO_FEEDS
         self.is_feeding = self.is_pressed = self.is_stuck = False
         self.rows: SessionRows | None = None
+        self.origins: OriginFilter | None = None
 
     # ---- messages to the client
 
@@ -204,12 +214,15 @@ class Device:
         room = 0
         if client is not None and not (self.waiting or self._unsent or client.peer_limit_bytes) and client.has_room:
             room = client.window - len(self.in_flight) if self.large_bytes < MAX_LARGE_BYTES else 0
-            if self.rows is None and run.count <= room and not (client.max_aliases_out or run.is_large):
+            is_plain = self.rows is None and self.origins is None
+            if is_plain and run.count <= room and not (client.max_aliases_out or run.is_large):
                 numbered = run.numbered(self.version, qos, retain, one.identifiers, self.last_number + 1)
                 if numbered is not None and self._take_numbers(numbered[0]):
                     client.send_encoded(numbered[1])
                     return
         messages = run.messages(qos, retain, one.identifiers)
+        if self.origins is not None:
+            messages = [message for message in messages if self.origins.takes(message.origin)]
         if room > 0:
             assert client is not None
             self._send_all(client, messages[:room], run.now_s)
@@ -537,11 +550,18 @@ class Device:
         if self.waiting or self.feeds or unsent:
             self.pump()
 
-    def expect_releases(self, numbers: Sequence[int], is_saved: bool = False) -> None:
-        """Remember messages with QoS 2 of the client until PUBREL, also in the `persist` file if `is_saved`."""
+    def expect_releases(self, numbers: Sequence[int], is_saved: bool = False, origin: int = 0) -> None:
+        """Remember messages with QoS 2 of the client until PUBREL.
+
+        Args:
+            numbers: their packet identifiers.
+            is_saved: whether they are saved in the `persist` file, too.
+            origin: the id of the first message in a cluster; 0 for none.
+        """
         if is_saved and self.rows is not None:
-            for number in numbers:
-                self.rows.expect(number)
+            position = self.devices.arrivals.position_of(origin)
+            for at, number in enumerate(numbers):
+                self.rows.expect(number, position and position + at)
         if self.unreleased is _NO_NUMBERS:
             self.unreleased = set()
         self.unreleased.update(numbers)  # type: ignore[attr-defined]

@@ -71,6 +71,8 @@ class Devices(DeliveryQueue):
         system: the `$SYS` topics.
         take_overs: clients that replace each other.
         arrivals: see `Arrivals`.
+        again: ids of received messages with QoS 2, by session and packet identifier, that other nodes of a cluster may
+            not have, because the node that has received them was killed.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
         subscription_bytes: the memory of all subscriptions, approximately.
@@ -90,6 +92,7 @@ class Devices(DeliveryQueue):
         "_is_notifying",
         "_is_sweeping",
         "_pressed",
+        "again",
         "arrivals",
         "counts",
         "filters",
@@ -118,6 +121,7 @@ class Devices(DeliveryQueue):
         self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
         self.arrivals = Arrivals()
+        self.again: dict[Device, dict[int, int]] = {}
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
         self.take_overs = TakeOvers(lambda: broker.clock(), lambda *later: broker.call_later(*later))
@@ -353,8 +357,11 @@ class Devices(DeliveryQueue):
             yield
         elif (found := self._by_topic.get(topic)) is not None:
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
-            if self.ledger is not None and found.is_saved:
-                self._save_received(batch)
+            if isinstance(batch, MqttBatch) and batch.qos:
+                if self.ledger is not None and found.is_saved:
+                    self._save_received(self.ledger, batch)
+                if batch.origin:
+                    self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
 
     def deliver_at_once(self, batch: bytes) -> bool:
         """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
@@ -373,6 +380,8 @@ class Devices(DeliveryQueue):
         run = self.run(topic.name, topic.key, batch)
         for one in deliveries:
             one.device.deliver(run, one)
+        if isinstance(batch, MqttBatch) and batch.origin:
+            self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
         return True
 
     def _count_copies(self, batch: bytes, copies: int) -> None:
@@ -388,14 +397,13 @@ class Devices(DeliveryQueue):
         return found is not None and found.is_saved
 
     @staticmethod
-    def _save_received(batch: bytes) -> None:
-        """Save the packet identifiers of delivered messages with QoS 2, in one group with the messages."""
-        received = batch.received if isinstance(batch, MqttBatch) else None
-        if received is None:
-            return
-        device, numbers = received
-        if device.rows is not None:
-            device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), is_saved=True)
+    def _save_received(ledger: Ledger, batch: MqttBatch) -> None:
+        """Save packet identifiers and the number in a stream of delivered messages, in one group with the messages."""
+        if batch.arrived is not None:
+            ledger.touch(batch.arrived)
+        if batch.received is not None:
+            device, numbers = batch.received
+            device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), True, batch.origin)
 
     def check_messages_of(self, device: Device) -> None:
         """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.
@@ -619,6 +627,7 @@ class Devices(DeliveryQueue):
     def end(self, device: Device) -> None:
         """End a session: its subscriptions and messages go. A will that is delayed is published (MQTT 5 §3.1.3.2.2)."""
         self.offline.pop(device, None)
+        self.again.pop(device, None)
         will, device.will = device.will, None
         if will is not None:
             self.publish_will(will, self.broker.server)

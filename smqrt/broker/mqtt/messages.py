@@ -67,7 +67,7 @@ class MqttBatch(ArrivedBatch):
         received: the session of the publisher and the packet identifiers, two bytes each, which are saved together with
             the messages; None when nothing is saved, and with QoS 0 and 1.
         on_accepted: called when `onpublish` has accepted the message; None for nothing to call.
-        origin: the id of the first message with QoS 2 in a cluster; the others have the next ids. 0 for none.
+        origin: the id of the first message in a cluster; the others have the next ids. 0 for none.
         arrived: the stream of another node and the number in it, which are saved together with the messages; None for
             messages that were published here.
     """
@@ -136,9 +136,21 @@ class Message:
 
     Attributes:
         body: its place in the `persist` file; None when it is not there.
+        origin: its id in a cluster; 0 for none.
     """
 
-    __slots__ = ("_parts", "body", "expires_s", "identifiers", "name", "payload", "properties", "qos", "retain")
+    __slots__ = (
+        "_parts",
+        "body",
+        "expires_s",
+        "identifiers",
+        "name",
+        "origin",
+        "payload",
+        "properties",
+        "qos",
+        "retain",
+    )
 
     def __init__(
         self,
@@ -154,6 +166,7 @@ class Message:
         self.properties, self.expires_s, self.identifiers = properties, expires_s, identifiers
         self._parts: dict[int, tuple[bytes, bytes]] | None = None
         self.body: Body | None = None
+        self.origin = 0
 
     @property
     def size_bytes(self) -> int:
@@ -291,8 +304,10 @@ class Run:
 
     def singles(self) -> Iterator[Run]:
         """Return a run for each message."""
-        for frame in smq.frames(self.batch):
+        for at, frame in enumerate(smq.frames(self.batch)):
             batch = self.batch.like(frame) if isinstance(self.batch, MqttBatch) else frame
+            if isinstance(batch, MqttBatch) and batch.origin:
+                batch.origin += at
             yield Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
 
     @property
@@ -400,4 +415,8 @@ class Run:
                 Message(self.name, payload, qos, retain, properties, self.expires_s, identifiers)
                 for payload, properties in self.payloads
             ]
+            origin = self.batch.origin if isinstance(self.batch, MqttBatch) else 0
+            if origin:
+                for at, message in enumerate(found):
+                    message.origin = origin + at
         return found

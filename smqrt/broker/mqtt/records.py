@@ -28,6 +28,7 @@ def record_of(devices: Devices) -> Record:
     return {
         "sessions": [session_record(one) for one in devices.sessions.values() if one.client is None],
         "retained": [message_record(one) for one in devices.retained.by_name.values()],
+        "arrivals": devices.arrivals.record(),
     }
 
 
@@ -36,6 +37,8 @@ def restore(devices: Devices, record: Record) -> None:
 
     A session that a client has opened here meanwhile is left as it is.
     """
+    if "arrivals" in record:  # older versions have none
+        devices.arrivals.restore(record["arrivals"])
     for one in record["retained"]:
         devices.retained.set(message_of(one))
     for one in record["sessions"]:
