@@ -92,7 +92,8 @@ class ClusteredBroker:
         self.lost.on_forgotten = self._not_returned
         self.retained = RetainedSync(state, self.mqtt)
         self.mqtt.retained_changed = self.retained.changed
-        self.sessions = SessionMoves(state, self.mqtt, self.lost)
+        self.sessions = SessionMoves(state, self.mqtt, self.lost, self.streams)
+        self.streams.on_caught_up = self.sessions.caught_up
         self.mqtt.session_connected = self.sessions.connected
         self.mqtt.take_session = self.sessions.take
         self.routing = ClusterRouting(
@@ -511,6 +512,7 @@ def _peers_gone(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> No
 
 def _synced(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     node.synced = True
+    cluster.streams.synced(node)
     if cluster.lost.nodes:
         cluster.sessions.returned(node)
         cluster.lost.returned(node)

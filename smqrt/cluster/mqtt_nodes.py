@@ -11,6 +11,7 @@ from math import ceil, inf
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt import large_messages
+from smqrt.broker.mqtt.arrivals import AGAIN
 from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
@@ -364,7 +365,9 @@ class MqttNodes:
         if nodes:
             turn = group.turn
             if isinstance(batch, MqttBatch) and batch.qos == 2 and (batch.received is not None or batch.origin):
-                turn = hash(self._streams.origin_of(batch))  # sent again after a crash, it goes to the same node
+                turn = hash(
+                    self._streams.origin_of(batch) & ~AGAIN
+                )  # sent again after a crash, it goes to the same node
             self._send(nodes[turn % len(nodes)], self._wired(name, batch, public, group.text), batch)
             return True
         return False
@@ -414,7 +417,7 @@ class MqttNodes:
             found, wire.rewritten(found.frames, topic.id, int.from_bytes(found.frames[smq.PTID], "big"))
         )
         if numbered is not None and isinstance(batch, MqttBatch):
-            batch.origin, batch.arrived = numbered.origin, (numbered.stream, numbered.number)
+            batch.origin, batch.arrived = numbered.origin & ~AGAIN, (numbered.stream, numbered.number)
         if found.group:
             if broker.devices is None:
                 broker.stats.drop(Drop.UNROUTED, count)

@@ -32,6 +32,7 @@ from smqrt.broker.mqtt.records import restore_session, session_record
 from smqrt.broker.outbox import Drop, run_at_once, run_in_background
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes
 from smqrt.cluster.mqtt_nodes import MqttNodes
+from smqrt.cluster.mqtt_streams import Acknowledgement, MqttStreams
 from smqrt.cluster.remote_node import Phantom, RemoteNode
 from smqrt.cluster.routing import TIMER_TOLERANCE_S, paced
 from smqrt.cluster.state import ClusterState
@@ -44,6 +45,8 @@ log = logging.getLogger("smqrt")
 ANSWER_S, MIGRATION_S, LOST_S = 2.0, 3.0, 5.0
 """The maximum time for which a CONNECT waits for other nodes, for one whose hub migrates to another process, and the
 default for a client with a kept session while a node is lost."""
+CATCH_UP_S = 2.0
+"""The maximum time for which a session is not handed over because other nodes have kept messages for it."""
 LATE_S = 0.25
 """Time between two portions of messages that arrive at the former node of a session."""
 MAX_IDS = 100_000
@@ -113,18 +116,18 @@ class SeenIds:
 
 
 class LateIds:
-    """The messages that the former node of a session still takes: those of nodes that it had lost.
+    """The messages that the former node of a session still takes: not those of nodes that know its new node.
 
     Attributes:
-        prefixes: the prefixes of their ids.
+        known: the prefixes of the ids of such nodes.
     """
 
-    def __init__(self, prefixes: Iterable[int]) -> None:
-        self.prefixes = set(prefixes)
+    def __init__(self, known: Iterable[int]) -> None:
+        self.known = set(known)
 
     def takes(self, origin: int) -> bool:
         """Return whether the message is one of these."""
-        return origin >> 64 in self.prefixes
+        return bool(origin) and origin >> 64 not in self.known
 
 
 class _Leaving:
@@ -150,13 +153,16 @@ class SessionMoves:
         state: the state that the parts of the cluster share.
         nodes: the nodes with links of version 2.
         lost: the lost nodes.
+        streams: numbered messages.
 
     Attributes:
         wait_s: seconds for which a CONNECT waits for a lost node.
     """
 
-    def __init__(self, state: ClusterState, nodes: MqttNodes, lost: AbsentNodes) -> None:
-        self._state, self._nodes, self._lost = state, nodes, lost
+    def __init__(self, state: ClusterState, nodes: MqttNodes, lost: AbsentNodes, streams: MqttStreams) -> None:
+        self._state, self._nodes, self._lost, self._streams = state, nodes, lost, streams
+        self._takes: list[tuple[RemoteNode, Json]] = []
+        """Requests that wait until messages have arrived that other nodes have kept."""
         self.wait_s = LOST_S
         self._moves: dict[int, _Move] = {}
         self._leaving: dict[str, _Leaving] = {}
@@ -283,7 +289,7 @@ class SessionMoves:
             if leaving.node is node and not leaving.is_done:
                 self._take_back(leaving)
             if absent is not None and isinstance(leaving.device.origins, LateIds):
-                leaving.device.origins.prefixes.add(prefix_of(absent.identity))
+                leaving.device.origins.known.discard(prefix_of(absent.identity))
 
     def _take_back(self, leaving: _Leaving) -> None:
         """Keep messages that were handed over to a node that was lost before it had confirmed them."""
@@ -400,6 +406,31 @@ class SessionMoves:
     # ---- the node that has the session
 
     def _on_take(self, node: RemoteNode, request: Json) -> None:
+        """Process a request for a session; it waits until messages have arrived that other nodes have kept for it."""
+        if not self._streams.is_behind and not self._takes:
+            self._answer(node, request)
+            return
+        self._takes.append((node, request))
+        if not self._streams.is_behind:
+            return
+        if len(self._takes) == 1:
+            self._state.broker.call_later(CATCH_UP_S, self._answer_all)
+
+    def caught_up(self) -> None:
+        """Answer the requests that have waited, when the messages are delivered to the sessions."""
+        devices = self._state.broker.devices
+        if self._takes and devices is not None:
+            mark = Acknowledgement()
+            mark.send = self._answer_all
+            devices.put(mark)
+
+    def _answer_all(self) -> None:
+        takes, self._takes = self._takes, []
+        for node, request in takes:
+            if not node.gone:
+                self._answer(node, request)
+
+    def _answer(self, node: RemoteNode, request: Json) -> None:
         devices = self._state.broker.devices
         device = devices.sessions.get(request["id"]) if devices is not None else None
         answer: Json = {}
@@ -466,17 +497,24 @@ class SessionMoves:
         if leaving.node.send_queue.version < cluster_mqtt.STREAM_VERSION or not self._misses_others:
             self._end(device.client_id, leaving)
             return
-        quiet = [one for one in self._state.remotes if one.send_queue.is_quiet]
-        identities = [one.identity for one in self._lost.nodes] + [one.identity for one in quiet]
-        device.origins = LateIds(map(prefix_of, identities))
+        device.origins = LateIds(prefix_of(node.identity) for node in self._answering)
         if not self._is_sending:
             self._is_sending = True
             self._state.broker.call_later(LATE_S, self._send_all_late)
 
     @property
     def _misses_others(self) -> bool:
-        """Whether a node is lost, or does not answer, which may have messages for a session."""
-        return bool(self._lost.nodes) or any(node.send_queue.is_quiet for node in self._state.remotes)
+        """Whether another node may have messages for a session: one that is lost, or was linked a moment ago."""
+        if self._lost.nodes or self._state.broker.clock() - self._streams.joined_s < LEAVING_S:
+            return True
+        return any(node.send_queue.is_quiet for node in self._state.remotes)
+
+    @property
+    def _answering(self) -> list[RemoteNode]:
+        """The nodes that send their messages to the new node of a session by now."""
+        if self._state.broker.clock() - self._streams.joined_s < LEAVING_S:
+            return []
+        return [node for node in self._state.remotes if not node.send_queue.is_quiet]
 
     def _send_waiting(self, leaving: _Leaving) -> Iterator[None]:
         device = leaving.device

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from smqrt.broker.mqtt.arrivals import Arrivals
+from smqrt.broker.mqtt.arrivals import AGAIN, Arrivals
 from smqrt.broker.mqtt.messages import Mark, MqttBatch
 from smqrt.broker.outbox import BLOCKED, Drop, ahead, run_in_background
 from smqrt.broker.state import BrokerPeer
 from smqrt.settings.limits import Limit
 from smqrt.wire import cluster_mqtt, smq
 from smqrt.wire.cluster_mqtt import Numbered, WireMessages
+from smqrt.wire.cluster_packets import LinkType
 
 if TYPE_CHECKING:
     from smqrt.cluster.remote_node import NodeSendQueue, RemoteNode
@@ -110,11 +111,12 @@ class MessageStream:
     def attach(self, queue: NodeSendQueue) -> None:
         """Send messages to this queue: the receiver is connected."""
         self.detach()
-        self.queue = queue
-        if self.is_empty:
-            self.is_open = True
-        else:
-            queue.send([cluster_mqtt.continued(self.id)])
+        self.queue, self.is_open = queue, self.is_empty
+        self._announce(queue)
+
+    def _announce(self, queue: NodeSendQueue) -> None:
+        last = 0 if self.is_empty else self._last
+        queue.send([cluster_mqtt.position(LinkType.CONTINUE, self.id, last)])
 
     def follow(self, queue: NodeSendQueue) -> None:
         """Send further messages to another queue, which gets all messages of the former one before."""
@@ -242,6 +244,8 @@ class MqttStreams:
         overflowed: messages that were dropped because of this limit.
         delayed: streams whose link takes no more messages now.
         random: returns random bytes.
+        joined_s: when a node was linked last.
+        on_caught_up: called when all messages have arrived that linked nodes had kept.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -253,6 +257,10 @@ class MqttStreams:
         self._by_id: dict[int, MessageStream] = {}
         self._unacknowledged: dict[tuple[RemoteNode, int], None] = {}
         self._publishers: list[BrokerPeer] = []
+        self.joined_s = state.broker.clock()
+        self.on_caught_up: Callable[[], object] = lambda: None
+        self._behind: dict[RemoteNode, tuple[int, int] | None] = {}
+        """Nodes that may have kept messages for this hub, and up to which number of which stream these are."""
 
     def now_s(self) -> float:
         """Return the time, on the clock of the broker."""
@@ -274,6 +282,24 @@ class MqttStreams:
         """Send a new node the identity of this hub, if it has MQTT clients."""
         if node.send_queue.version >= cluster_mqtt.STREAM_VERSION and (arrivals := self._arrivals) is not None:
             node.send_queue.send([cluster_mqtt.greeting(arrivals.identity)])
+            self._behind[node] = None
+        self.joined_s = self.now_s()
+
+    def synced(self, node: RemoteNode) -> None:
+        """Note that a node has sent its state: one without MQTT clients has no messages."""
+        if not node.identity:
+            self._caught_up(node)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether other nodes may have kept messages for this hub that have not arrived."""
+        return bool(self._behind)
+
+    def _caught_up(self, node: RemoteNode) -> None:
+        if node in self._behind:
+            del self._behind[node]
+            if not self._behind:
+                self.on_caught_up()
 
     def on_greeting(self, node: RemoteNode, packet: bytes) -> None:
         """Process Greeting: continue the stream to the sessions of a node, or begin one."""
@@ -287,6 +313,8 @@ class MqttStreams:
         node.stream = stream
         if stream.queue is None:
             stream.attach(node.send_queue)
+        else:  # the former process of a hub that migrates has it still
+            node.send_queue.send([cluster_mqtt.position(LinkType.CONTINUE, stream.id, 0)])
 
     def lost(self, reason: Drop, messages: int) -> None:
         """Count messages that reach no client of a lost node."""
@@ -306,6 +334,7 @@ class MqttStreams:
     def left(self, node: RemoteNode, is_lost: bool) -> None:
         """Keep the messages for a lost node; those for a node that has left are lost, unless another one succeeds."""
         stream = node.stream
+        self._caught_up(node)
         for key in [one for one in self._unacknowledged if one[0] is node]:
             del self._unacknowledged[key]
         if stream is None or stream.queue is not node.send_queue:
@@ -361,7 +390,7 @@ class MqttStreams:
 
     def on_arrived(self, node: RemoteNode, packet: bytes) -> None:
         """Process Arrived."""
-        number, last = cluster_mqtt.parse_arrived(packet)
+        number, last = cluster_mqtt.parse_position(packet)
         stream = self._by_id.get(number)
         if stream is not None and stream.queue is node.send_queue:
             stream.arrived(last)
@@ -398,7 +427,13 @@ class MqttStreams:
 
     def on_continue(self, node: RemoteNode, packet: bytes) -> None:
         """Process Continue."""
-        self._acknowledge_later(node, cluster_mqtt.parse_continued(packet))
+        stream, last = cluster_mqtt.parse_position(packet)
+        self._acknowledge_later(node, stream)
+        arrivals = self._arrivals
+        if arrivals is None or last <= arrivals.numbers.get(stream, 0):
+            self._caught_up(node)
+        elif node in self._behind:
+            self._behind[node] = stream, last
 
     def takes(self, node: RemoteNode, found: Numbered) -> bool:
         """Return whether messages are new; acknowledge them soon."""
@@ -406,14 +441,23 @@ class MqttStreams:
         if node.is_held or arrivals is None:
             return False
         self._acknowledge_later(node, found.stream)
-        if not arrivals.take(found.stream, found.number):
+        is_new = arrivals.take(found.stream, found.number)
+        expected = self._behind.get(node)
+        if expected is not None and expected[0] == found.stream and found.number >= expected[1]:
+            self._behind[node] = None
+            run_in_background(self._catch_up(node))  # when the message is routed
+        if not is_new:
             return False
         if found.messages.qos == 2 and found.origin:
-            count = smq.count_frames(found.messages.frames)
-            if count == 1 and arrivals.knows(found.origin):  # sent again by its publisher, whose node was killed
+            origin, group = found.origin & ~AGAIN, found.messages.group
+            if found.origin & AGAIN and arrivals.knows(origin, group):
                 return False
-            arrivals.know(range(found.origin, found.origin + count))
+            arrivals.know(range(origin, origin + smq.count_frames(found.messages.frames)), group)
         return True
+
+    def _catch_up(self, node: RemoteNode) -> Iterator[None]:
+        self._caught_up(node)
+        yield
 
     def _acknowledge_later(self, node: RemoteNode, stream: int) -> None:
         if not self._unacknowledged:
@@ -425,7 +469,10 @@ class MqttStreams:
         unacknowledged, self._unacknowledged = self._unacknowledged, {}
         devices, arrivals = self._state.broker.devices, self._arrivals
         numbers = {} if arrivals is None else arrivals.numbers
-        answers = [(node, cluster_mqtt.arrived(stream, numbers.get(stream, 0))) for node, stream in unacknowledged]
+        answers = [
+            (node, cluster_mqtt.position(LinkType.ARRIVED, stream, numbers.get(stream, 0)))
+            for node, stream in unacknowledged
+        ]
         ledger = devices.ledger if devices is not None else None
         if ledger is not None and ledger.waits:
             ledger.barrier().answers.append((_Answer(lambda: _send(answers)), b""))

@@ -104,8 +104,7 @@ class WireRetained(NamedTuple):
 _FILTER = struct.Struct(">BH")
 _MESSAGES = struct.Struct(">BQHHII")  # flags, left_ms, lengths of name, group, properties and frames
 _NUMBERED = struct.Struct(">QQ16s")  # stream, number, origin
-_ARRIVED = struct.Struct(">BQQ")
-_CONTINUE = struct.Struct(">BQ")
+_POSITION = struct.Struct(">BQQ")
 _RETAINED = struct.Struct(">QBQHI")  # stamp, qos, left_ms, lengths of name and properties
 _IS_MQTT, _RETAIN, _IS_LARGE = 4, 8, 16  # above the two bits of the QoS
 
@@ -226,28 +225,16 @@ def parse_greeting(packet: bytes) -> bytes:
     return packet[1:]
 
 
-def continued(stream: int) -> bytes:
-    """Return a Continue packet."""
-    return _CONTINUE.pack(LinkType.CONTINUE, stream)
+def position(kind: LinkType, stream: int, number: int) -> bytes:
+    """Return a Continue or Arrived packet."""
+    return _POSITION.pack(kind, stream, number)
 
 
-def parse_continued(packet: bytes) -> int:
-    """Return the stream in a Continue packet. Raises ProtocolError when it is malformed."""
-    if len(packet) != _CONTINUE.size:
+def parse_position(packet: bytes) -> tuple[int, int]:
+    """Return stream and number of a Continue or Arrived packet. Raises ProtocolError when it is malformed."""
+    if len(packet) != _POSITION.size:
         raise _short()
-    return int(_CONTINUE.unpack(packet)[1])
-
-
-def arrived(stream: int, number: int) -> bytes:
-    """Return an Arrived packet."""
-    return _ARRIVED.pack(LinkType.ARRIVED, stream, number)
-
-
-def parse_arrived(packet: bytes) -> tuple[int, int]:
-    """Return stream and number of an Arrived packet. Raises ProtocolError when it is malformed."""
-    if len(packet) != _ARRIVED.size:
-        raise _short()
-    _, stream, number = _ARRIVED.unpack(packet)
+    _, stream, number = _POSITION.unpack(packet)
     return stream, number
 
 

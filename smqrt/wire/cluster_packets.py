@@ -315,7 +315,7 @@ class LinkType(IntEnum):
     GREETING = 0x5D
     """`16s identity`: names the sessions of the sender, see `smqrt.cluster.mqtt_streams`. It is the first packet."""
     CONTINUE = 0x5E
-    """`u64 stream`: asks for `ARRIVED`."""
+    """`u64 stream, u64 number`: asks for `ARRIVED`. Messages up to the number follow; 0 for none."""
     ARRIVED = 0x5F
     """`u64 stream, u64 number`: the last number of a stream that has arrived at the sender; 0 for none."""
     STREAMED = 0x40

@@ -49,6 +49,8 @@ class MqttCluster:
             for other in self.nodes[at + 1 :]:
                 self.network.connect(one, other)
         self.settle()
+        for member in self.members:
+            member.streams.joined_s -= 60  # the nodes are linked for some time
 
     def settle(self) -> None:
         self.network.settle()

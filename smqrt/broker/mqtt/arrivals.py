@@ -10,6 +10,8 @@ MAX_KNOWN = 50_000
 """Messages with QoS 2 that are remembered, because a publisher may send them again after a crash of its node."""
 _START_SHIFT, _PREFIX_SHIFT = 40, 64
 """The id of a message has the prefix of a hub above 64 bits, and the number of its start above 40 bits."""
+AGAIN = 1 << 63
+"""The bit of ids of messages that are sent again, since the node that has received them was killed."""
 
 
 def prefix_of(identity: bytes) -> int:
@@ -67,14 +69,14 @@ class Arrivals:
         """Return the lower 64 bits of an id."""
         return origin & (1 << _PREFIX_SHIFT) - 1
 
-    def know(self, origins: Iterable[int]) -> None:
-        """Remember ids of messages with QoS 2 that this hub has got."""
+    def know(self, origins: Iterable[int], group: bytes = b"") -> None:
+        """Remember ids of messages with QoS 2 that this hub has got, perhaps for a shared subscription."""
         for one in origins:
-            _set_bounded(self._known, one, None, MAX_KNOWN)
+            _set_bounded(self._known, hash((one, group)), None, MAX_KNOWN)
 
-    def knows(self, origin: int) -> bool:
-        """Return whether this hub has got the message with QoS 2 with an id."""
-        return origin in self._known
+    def knows(self, origin: int, group: bytes = b"") -> bool:
+        """Return whether this hub has got the message with QoS 2 with an id, see `know`."""
+        return hash((origin, group)) in self._known
 
     # ---- hot restart
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from smqrt.auth.identity import Action
 from smqrt.broker.client_limits import Meter, refuse_message
 from smqrt.broker.mqtt import large_messages
+from smqrt.broker.mqtt.arrivals import AGAIN
 from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.ledger import MAX_HELD, MAX_TOTAL_HELD
@@ -338,6 +339,7 @@ class PublishingClient(MqttSession):
             else:
                 topic.settle()
                 topic.deliver(batch)
+        batch.origin |= AGAIN
         cluster.mqtt.send_large(topic, batch)
 
     def _name_of(self, message: PublishPacket) -> bytes:

@@ -142,8 +142,8 @@ class ProcessCluster:
         key = self._key or _key(plan)
         tls = _link_tls(plan)
         mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
-        node = mesh.node
-        node.kept_s, node.kept_bytes, node.session_wait_s = plan.kept_s, plan.kept_bytes, plan.session_wait_s
+        own = mesh.node
+        own.kept_s, own.kept_bytes, own.session_wait_s = plan.kept_s, plan.kept_bytes, plan.session_wait_s
         try:
             if plan.workers and worker_place().count > 1:
                 place = worker_place()
