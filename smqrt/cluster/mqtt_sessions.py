@@ -47,7 +47,7 @@ ANSWER_S, MIGRATION_S, LOST_S = 2.0, 3.0, 5.0
 default for a client with a kept session while a node is lost."""
 CATCH_UP_S = 2.0
 """The maximum time for which a session is not handed over because other nodes have kept messages for it."""
-LATE_S = 0.25
+LATE_S = 0.1
 """Time between two portions of messages that arrive at the former node of a session."""
 MAX_IDS = 100_000
 """Ids of messages that a session remembers while older ones may follow."""
@@ -332,7 +332,11 @@ class SessionMoves:
             if again := {number: int(origin) for number, origin in answer.get("again", ())}:
                 devices.again[device] = again
             delivered = {int(prefix): position for prefix, position in answer.get("delivered", ())}
-            seen = self._see(device, delivered, map(int, answer.get("ids", ())))
+            ids = list(map(int, answer.get("ids", ())))
+            messages = [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
+            for message, origin in zip(messages, ids, strict=False):
+                message.origin = origin
+            seen = self._see(device, delivered, ids)
             for message in (*device.waiting, *device.in_flight.values()):
                 if message is not None:
                     message.expires_s += answer["left_s"]
@@ -498,6 +502,11 @@ class SessionMoves:
             self._end(device.client_id, leaving)
             return
         device.origins = LateIds(prefix_of(node.identity) for node in self._answering)
+        device.expiry_s = 0  # not saved any more: after a crash, its client would get these messages twice
+        devices = self._state.broker.devices
+        devices.session_changed(device)
+        if devices.ledger is not None:
+            devices.ledger.wake()
         if not self._is_sending:
             self._is_sending = True
             self._state.broker.call_later(LATE_S, self._send_all_late)

@@ -25,6 +25,7 @@ SCHEMAS = (
     " state INTEGER, packet INTEGER, message INTEGER, checksum INTEGER)",
     "CREATE TABLE IF NOT EXISTS mqtt_hub (identity BLOB, start INTEGER)",
     "CREATE TABLE IF NOT EXISTS mqtt_streams (stream INTEGER PRIMARY KEY, number INTEGER, used REAL)",
+    "CREATE TABLE IF NOT EXISTS mqtt_origins (message INTEGER PRIMARY KEY, origin BLOB)",
 )
 """A message that several sessions wait for is one row of `mqtt_messages`."""
 
@@ -49,11 +50,15 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
     """
     messages = [_message_row(number, one, shift_s) for number, one in group.messages]
     rows = [(*row, _checksum(repr(row).encode())) for row in group.rows]
+    origins = [(number, one.origin.to_bytes(16, "big")) for number, one in group.messages if one.origin]
+    gone_messages = [(number,) for number in group.gone_messages]
     for statement, values in (
         ("INSERT OR REPLACE INTO mqtt_messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", messages),
         ("INSERT OR REPLACE INTO mqtt_queue VALUES (?, ?, ?, ?, ?, ?, ?)", rows),
         ("DELETE FROM mqtt_queue WHERE number = ?", [(number,) for number in group.gone_rows]),
-        ("DELETE FROM mqtt_messages WHERE number = ?", [(number,) for number in group.gone_messages]),
+        ("DELETE FROM mqtt_messages WHERE number = ?", gone_messages),
+        ("INSERT OR REPLACE INTO mqtt_origins VALUES (?, ?)", origins),
+        ("DELETE FROM mqtt_origins WHERE message = ?", gone_messages if _has_origins(connection, origins) else []),
     ):
         if values:  # each call releases the lock of the interpreter
             connection.executemany(statement, values)
@@ -75,6 +80,11 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
             checksum = _checksum(name, message.payload, message.properties, str(expires).encode())
             retained = name, message.payload, message.qos, message.properties, expires, checksum
             connection.execute("INSERT OR REPLACE INTO mqtt_retained VALUES (?, ?, ?, ?, ?, ?)", retained)
+
+
+def _has_origins(connection: sqlite3.Connection, new: list[tuple[int, bytes]]) -> bool:
+    """Return whether messages of the file have ids: only in a cluster."""
+    return bool(new) or connection.execute("SELECT 1 FROM mqtt_origins LIMIT 1").fetchone() is not None
 
 
 def _signed(number: int) -> int:
@@ -135,6 +145,7 @@ def remove_unused(connection: sqlite3.Connection, sessions: list[int]) -> None:
     connection.execute(
         "DELETE FROM mqtt_messages WHERE number NOT IN (SELECT message FROM mqtt_queue WHERE message IS NOT NULL)"
     )
+    connection.execute("DELETE FROM mqtt_origins WHERE message NOT IN (SELECT number FROM mqtt_messages)")
 
 
 # ---- reading
@@ -178,6 +189,10 @@ def messages(connection: sqlite3.Connection, shift_s: float) -> dict[int, Messag
             expires = None if expires is None else expires + shift_s
             record = [name, payload, qos, bool(retain), properties, expires, identifiers]
             kept[number] = restored_message(number, record)
+    with closing(connection.execute("SELECT message, origin FROM mqtt_origins")) as found:
+        for number, origin in found:
+            if number in kept:
+                kept[number].origin = int.from_bytes(origin, "big")
     return kept
 
 
