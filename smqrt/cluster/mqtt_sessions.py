@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.arrivals import prefix_of
+from smqrt.broker.mqtt.arrivals import class_of, prefix_of
 from smqrt.broker.mqtt.client import MAX_UID_BYTES, UID_PREFIX, uid_of
 from smqrt.broker.mqtt.device import NEVER_S, Device
 from smqrt.broker.mqtt.filters import Options
@@ -49,6 +49,7 @@ CATCH_UP_S = 2.0
 """The maximum time for which a session is not handed over because other nodes have kept messages for it."""
 LATE_S = 0.1
 """Time between two portions of messages that arrive at the former node of a session."""
+MAX_RANGES = 16
 MAX_IDS = 100_000
 """Ids of messages that a session remembers while older ones may follow."""
 LEAVING_S = 10.0
@@ -57,8 +58,6 @@ MAX_UNSURE = 10_000
 """The maximum number of client ids that are remembered because a lost node may have a session of them."""
 PORTION_BYTES = 256 << 10
 """The waiting messages that come with a record, approximately. Others follow in portions of this size."""
-
-_POSITION = (1 << 64) - 1
 
 Json = dict[str, Any]
 
@@ -84,27 +83,37 @@ class _Move:
         self.result: Deferred[bool] = Deferred()
 
 
+Ranges = dict[int, list[tuple[int, int]]]
+"""Ids of messages by class, see `class_of`: above the first id and up to the second one of each pair."""
+
+
 class SeenIds:
     """The messages that a session has got, which began or moved while another node may have messages for it.
 
     Args:
-        delivered: what the former node had delivered, see `Arrivals.delivered`.
+        known: what the session has got at former nodes.
+        base: what this node had delivered before the session was here, see `Arrivals.delivered`.
     """
 
-    def __init__(self, delivered: dict[int, int]) -> None:
-        self._delivered = delivered
+    def __init__(self, known: Ranges, base: dict[int, int]) -> None:
+        self._known, self._base = known, dict(base)
         self._ids: dict[int, None] = {}
 
     def takes(self, origin: int) -> bool:
         """Return whether a message is new, and remember it."""
-        if not origin:
-            return True
-        if origin & _POSITION <= self._delivered.get(origin >> 64, -1):
-            return False
-        return self.is_new(origin)
+        return not (origin and _covers(self._known, origin)) and self.is_new(origin)
+
+    def takes_late(self, origin: int, is_rest: bool) -> bool:
+        """Return whether a message of another node is new, and remember it.
+
+        Args:
+            origin: its id.
+            is_rest: whether it has waited in the session when the session was handed over.
+        """
+        return (is_rest or not _covers(self._known, origin, 1)) and self.is_new(origin)
 
     def is_new(self, origin: int) -> bool:
-        """Return whether a message of the former node is new, and remember it."""
+        """Return whether the session has not got a message here, and remember it."""
         if not origin:
             return True
         if origin in self._ids:
@@ -113,6 +122,22 @@ class SeenIds:
         if len(self._ids) > MAX_IDS:
             del self._ids[next(iter(self._ids))]
         return True
+
+    def known(self, delivered: dict[int, int]) -> tuple[Ranges, list[int]]:
+        """Return what the session has got, for its next node, and ids that are not in these ranges.
+
+        Args:
+            delivered: what this node has delivered, see `Arrivals.delivered`.
+        """
+        found = {key: list(ranges) for key, ranges in self._known.items()}
+        for key, last in delivered.items():
+            found[key] = [*found.get(key, ()), (self._base.get(key, 0), last)][-MAX_RANGES:]
+        return found, [one for one in self._ids if not _covers(found, one)]
+
+
+def _covers(known: Ranges, origin: int, lowest: int = 0) -> bool:
+    """Return whether an id is in one of the ranges that begin at `lowest` or above."""
+    return any(lowest <= low < origin <= high for low, high in known.get(class_of(origin), ()))
 
 
 class LateIds:
@@ -331,12 +356,14 @@ class SessionMoves:
             device: Device = devices.sessions[move.client_id]
             if again := {number: int(origin) for number, origin in answer.get("again", ())}:
                 devices.again[device] = again
-            delivered = {int(prefix): position for prefix, position in answer.get("delivered", ())}
+            known: Ranges = {}
+            for low, high in answer.get("known", ()):
+                known.setdefault(class_of(int(high)), []).append((int(low), int(high)))
             ids = list(map(int, answer.get("ids", ())))
-            messages = [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
-            for message, origin in zip(messages, ids, strict=False):
-                message.origin = origin
-            seen = self._see(device, delivered, ids)
+            restored = [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
+            for one, origin in zip(restored, ids, strict=False):
+                one.origin = origin
+            seen = self._see(device, known, [*ids, *map(int, answer.get("more_ids", ()))])
             for message in (*device.waiting, *device.in_flight.values()):
                 if message is not None:
                     message.expires_s += answer["left_s"]
@@ -344,7 +371,7 @@ class SessionMoves:
             for text, *options in subscriptions:
                 yield from devices.subscribe(device, text, Options(*options))
             for message in rest:
-                if seen.is_new(message.origin):
+                if seen.takes(message.origin):
                     device.enqueue(message)
         except (ValueError, TypeError, KeyError):
             log.exception("the session of an MQTT client from node %d is malformed", node.number)
@@ -355,15 +382,15 @@ class SessionMoves:
             self._send(node, "done", id=move.client_id, late=node is chosen)
         move.result.resolve(not move.is_denied)
 
-    def _see(self, device: Device, delivered: dict[int, int], ids: Iterable[int]) -> SeenIds:
+    def _see(self, device: Device, known: Ranges, ids: Iterable[int]) -> SeenIds:
         """Remember the ids of the messages of a session, while another node may send it the same ones.
 
         Args:
             device: the session.
-            delivered: see `SeenIds`.
+            known: see `SeenIds`.
             ids: ids of messages that the session has already.
         """
-        device.origins = seen = SeenIds(delivered)
+        device.origins = seen = SeenIds(known, device.devices.arrivals.delivered)
         for one in ids:
             seen.is_new(one)
 
@@ -404,7 +431,7 @@ class SessionMoves:
             expires_s = NO_EXPIRY_S if left_s is None else broker.clock() + left_s
             message = Message(name, payload, qos, retain, properties, expires_s, identifiers)
             message.origin = int(origin[0]) if origin else 0  # older versions have none
-            if seen is None or seen.is_new(message.origin):
+            if seen is None or seen.takes_late(message.origin, bool(packet.get("rest"))):
                 device.enqueue(message)
 
     # ---- the node that has the session
@@ -469,15 +496,17 @@ class SessionMoves:
         device.forget_in_flight()
         self._leaving[client_id] = leaving = _Leaving(node, device, handed + taken, broker.clock() + LEAVING_S)
         broker.call_later(LEAVING_S, lambda: self._end_if_due(client_id, leaving))
-        arrivals = devices.arrivals
-        # What this hub has delivered, its own messages included.
+        delivered, seen = devices.arrivals.delivered, device.origins
+        known = {key: [(0, last)] for key, last in delivered.items()}
+        known, more_ids = seen.known(delivered) if isinstance(seen, SeenIds) else (known, [])
         return {
             "record": record,
             "age_s": age_s,
             "now_s": broker.clock(),
             "ids": [str(one.origin) for one in handed + taken],
             "again": [[number, str(origin)] for number, origin in devices.again.pop(device, {}).items()],
-            "delivered": [[str(prefix), position] for prefix, position in arrivals.delivered.items()],
+            "known": [[str(low), str(high)] for ranges in known.values() for low, high in ranges],
+            "more_ids": list(map(str, more_ids)),
         }
 
     def _on_done(self, node: RemoteNode, packet: Json) -> None:
@@ -497,7 +526,7 @@ class SessionMoves:
         The session takes messages of lost nodes for a while, since they know only now that it has moved.
         """
         device = leaving.device
-        yield from self._send_waiting(leaving)
+        yield from self._send_waiting(leaving, is_rest=True)
         if leaving.node.send_queue.version < cluster_mqtt.STREAM_VERSION or not self._misses_others:
             self._end(device.client_id, leaving)
             return
@@ -525,16 +554,20 @@ class SessionMoves:
             return []
         return [node for node in self._state.remotes if not node.send_queue.is_quiet]
 
-    def _send_waiting(self, leaving: _Leaving) -> Iterator[None]:
+    def _send_waiting(self, leaving: _Leaving, is_rest: bool = False) -> Iterator[None]:
         device = leaving.device
         while device.waiting:
             messages = self._left(device.take_waiting(PORTION_BYTES))
-            self._send(leaving.node, "late", id=device.client_id, messages=messages)
+            self._send(leaving.node, "late", id=device.client_id, messages=messages, rest=is_rest)
             yield
 
     def _send_all_late(self) -> None:
         """Send what has arrived for sessions that were handed over, in the background."""
         for leaving in self._leaving.values():
+            if leaving.node.gone:  # it may be back
+                identity = leaving.node.identity
+                back = (one for one in self._state.remotes if identity and one.identity == identity)
+                leaving.node = next(back, leaving.node)
             if leaving.is_done and leaving.device.client is None and leaving.device.waiting and not leaving.node.gone:
                 run_in_background(paced(leaving.node, self._send_waiting(leaving)))
         self._is_sending = bool(self._leaving)

@@ -385,7 +385,7 @@ class MqttStreams:
     def origin_of(self, batch: MqttBatch) -> int:
         """Return the id of the first message of a batch, which gets one if it has none."""
         if not batch.origin:
-            batch.origin = self._state.broker.devices.arrivals.new_origin(smq.count_frames(batch))
+            batch.origin = self._state.broker.devices.arrivals.new_origin(smq.count_frames(batch), batch.qos)
         return batch.origin
 
     def on_arrived(self, node: RemoteNode, packet: bytes) -> None:

@@ -8,8 +8,8 @@ MAX_STREAMS = 1024
 """Streams, and hubs with messages, that are remembered; beyond, the one that was used least recently is forgotten."""
 MAX_KNOWN = 50_000
 """Messages with QoS 2 that are remembered, because a publisher may send them again after a crash of its node."""
-_START_SHIFT, _PREFIX_SHIFT = 40, 64
-"""The id of a message has the prefix of a hub above 64 bits, and the number of its start above 40 bits."""
+_START_SHIFT, _CLASS_SHIFT, _PREFIX_SHIFT = 40, 62, 64
+"""The id of a message has the prefix of a hub above 64 bits, a bit for QoS 2, and the number of a start above 40."""
 AGAIN = 1 << 63
 """The bit of ids of messages that are sent again, since the node that has received them was killed."""
 
@@ -17,6 +17,11 @@ AGAIN = 1 << 63
 def prefix_of(identity: bytes) -> int:
     """Return the prefix of the ids of a hub's messages."""
     return int.from_bytes(identity[:8], "big")
+
+
+def class_of(origin: int) -> int:
+    """Return the class of an id: its hub, and whether it has QoS 2. Messages with QoS 2 may be sent later."""
+    return origin >> _CLASS_SHIFT
 
 
 class Arrivals:
@@ -28,7 +33,7 @@ class Arrivals:
         start: counts the starts with one `persist` file.
         numbers: the last number of each stream, by stream; the least recently used first.
         last_origin: the number of ids that were given since the start.
-        delivered: the lower 64 bits of the last id that was delivered here, by prefix; ids of a hub arrive in order.
+        delivered: the last id that was delivered here, by class, see `class_of`: the ids of a class arrive in order.
     """
 
     __slots__ = ("_known", "delivered", "identity", "last_origin", "numbers", "start")
@@ -51,15 +56,16 @@ class Arrivals:
 
     def note_delivered(self, origin: int) -> None:
         """Record that the message with an id was delivered to its subscribers here."""
-        _set_bounded(self.delivered, origin >> _PREFIX_SHIFT, origin & (1 << _PREFIX_SHIFT) - 1, MAX_STREAMS)
+        _set_bounded(self.delivered, class_of(origin), origin, MAX_STREAMS)
 
     # ---- ids of messages
 
-    def new_origin(self, count: int) -> int:
+    def new_origin(self, count: int, qos: int) -> int:
         """Return the id of the first of so many messages; the others have the next ids."""
         first = self.last_origin + 1
         self.last_origin += count
-        return self.origin_of(self.start << _START_SHIFT | first)
+        start = self.start & (1 << _CLASS_SHIFT - _START_SHIFT) - 1
+        return self.origin_of((qos == 2) << _CLASS_SHIFT | start << _START_SHIFT | first)
 
     def origin_of(self, position: int) -> int:
         """Return the id of a message of this hub from its lower 64 bits, which are in the `persist` file."""
@@ -82,7 +88,8 @@ class Arrivals:
 
     def record(self) -> list[object]:
         """Return what another process needs that takes the sessions over."""
-        numbers, delivered = [list(one) for one in self.numbers.items()], [list(one) for one in self.delivered.items()]
+        numbers = [list(one) for one in self.numbers.items()]
+        delivered = [one.to_bytes(16, "big") for one in self.delivered.values()]
         return [self.identity, self.start, self.last_origin, numbers, delivered]
 
     def restore(self, record: list[object]) -> None:
@@ -95,7 +102,8 @@ class Arrivals:
         assert isinstance(delivered, list)
         self.identity, self.start, self.last_origin = identity or self.identity, start, last_origin
         self.numbers |= dict(numbers)
-        self.delivered |= dict(delivered)
+        for raw in delivered:
+            self.note_delivered(int.from_bytes(raw, "big"))
 
 
 def _set_bounded(of: dict[int, int] | dict[int, None], key: int, value: int | None, limit: int) -> None:

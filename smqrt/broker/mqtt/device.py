@@ -199,8 +199,14 @@ class Device:
 
     # ---- messages to the client
 
-    def deliver(self, run: Run, one: Delivery) -> None:
-        """Send a batch to the client, or keep it for the client: messages with QoS 0 only while it is connected."""
+    def deliver(self, run: Run, one: Delivery, is_chosen: bool = False) -> None:
+        """Send a batch to the client, or keep it for the client: messages with QoS 0 only while it is connected.
+
+        Args:
+            run: the batch.
+            one: how the client subscribes.
+            is_chosen: whether no other client of the shared subscription gets it.
+        """
         client = self.client
         if one.no_local and run.publisher == self.etid:
             if one.own is None:  # [MQTT-3.8.3-3]
@@ -221,7 +227,7 @@ class Device:
                     client.send_encoded(numbered[1])
                     return
         messages = run.messages(qos, retain, one.identifiers)
-        if self.origins is not None:
+        if self.origins is not None and not is_chosen:
             messages = [message for message in messages if self.origins.takes(message.origin)]
         if room > 0:
             assert client is not None

@@ -449,7 +449,7 @@ class Devices(DeliveryQueue):
             for part in run.singles() if run.count > 1 else (run,):
                 chosen = yield from group.choose(may_read)
                 if chosen is not None:
-                    chosen.device.deliver(part, chosen)
+                    chosen.device.deliver(part, chosen, True)
                 yield
 
     def _count(self, batch: bytes) -> int:
