@@ -255,6 +255,10 @@ class ClusterMqtt(Protocol):
     def send_large(self, topic: Topic, batch: Any) -> tuple[int, int]:
         """Send a message that does not fit an SMQ packet; return the numbers of nodes that get it, and miss it."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory of messages with QoS 1 and 2 that other nodes have not acknowledged, approximately."""
+
     def must_wait(self, publisher: BrokerPeer) -> bool:
         """Return whether a publisher with QoS 1 or 2 has to wait for full links; it is resumed then."""
 

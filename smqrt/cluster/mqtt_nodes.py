@@ -292,6 +292,11 @@ class MqttNodes:
         else:
             node.send_queue.put(cluster_mqtt.messages(messages))
 
+    @property
+    def kept_bytes(self) -> int:
+        """See `ClusterMqtt`."""
+        return self._streams.size_bytes
+
     def must_wait(self, publisher: BrokerPeer) -> bool:
         """See `ClusterMqtt`."""
         return self._streams.must_wait(publisher)
