@@ -124,6 +124,8 @@ class ClusteredBroker:
                 self._renumbered(topic)
         self.renumber(number)
         broker.cluster = self
+        if broker.devices is not None and len(broker.devices.filters.by_text):
+            run_in_background(broker.devices.name_topics())
 
     # ---- numbers
 

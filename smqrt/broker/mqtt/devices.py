@@ -226,6 +226,13 @@ class Devices(DeliveryQueue):
         elif self.broker.cluster is not None and self.broker.limits.of_all(table, name) is None:
             table.named(name)  # other nodes send messages only to topics that this node knows; `_on_topic` subscribes
 
+    def name_topics(self) -> Iterator[None]:
+        """Create the topics of filters without wildcards, in portions: the hub has joined a cluster with sessions."""
+        for one in list(self.filters.by_text.values()):
+            if not one.has_wildcard:
+                yield from self._match_topics(one)
+            yield
+
     @staticmethod
     def _may_match(one: Filter, name: bytes) -> bool:
         """Return false for most topics that a filter does not match: their names begin differently."""
