@@ -149,6 +149,7 @@ class MessageStream:
             self._drop_excess()
         if self.is_delayed:
             self._streams.delayed[self] = None
+            self._streams.is_delayed = True
             if self.size_bytes > self._streams.limit_bytes >> 2 and self.queue is not None:
                 self.queue.on_full()
 
@@ -243,6 +244,7 @@ class MqttStreams:
         size_bytes: the memory in use, approximately.
         overflowed: messages that were dropped because of this limit.
         delayed: streams whose link takes no more messages now.
+        is_delayed: whether the last messages have gone to one of these.
         random: returns random bytes.
         joined_s: when a node was linked last.
         on_caught_up: called when all messages have arrived that linked nodes had kept.
@@ -252,6 +254,7 @@ class MqttStreams:
         self._state = state
         self.limit_bytes, self.size_bytes, self.overflowed = KEPT_BYTES, 0, 0
         self.delayed: dict[MessageStream, None] = {}
+        self.is_delayed = False
         self.random: Callable[[int], bytes] = lambda count: bytes(count)
         self._by_identity: dict[bytes, MessageStream] = {}
         self._by_id: dict[int, MessageStream] = {}
@@ -397,9 +400,10 @@ class MqttStreams:
             self._relieve()
 
     def must_wait(self, publisher: BrokerPeer) -> bool:
-        """Return whether a publisher has to wait until links take its messages; it is resumed then."""
-        if not self.delayed:
+        """Return whether a publisher has to wait until links take its last messages; it is resumed then."""
+        if not self.is_delayed:
             return False
+        self.is_delayed = False
         self._forget_delayed()
         if not self.delayed:
             return False
