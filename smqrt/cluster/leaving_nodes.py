@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.deferred import Deferred
@@ -14,8 +15,12 @@ from smqrt.cluster.remote_node import NodeSendQueue, RemoteNode, count_messages
 from smqrt.cluster.state import ClusterState, Interest
 from smqrt.settings.limits import LineLimit
 from smqrt.wire import smq
+from smqrt.wire.cluster_mqtt import Wanted
 from smqrt.wire.cluster_packets import Key, LinkType
 from smqrt.wire.smq import node_of
+
+if TYPE_CHECKING:
+    from smqrt.cluster.mqtt_streams import MessageStream
 
 log = logging.getLogger("smqrt")
 
@@ -120,12 +125,27 @@ class AbsentNode:
         has_mqtt: whether its hub has MQTT clients.
     """
 
-    def __init__(self, node: RemoteNode, bit: int) -> None:
-        queue = node.send_queue
-        self.bit, self.number, self.leaving = bit, node.number, 0
+    def __init__(self, bit: int, identity: bytes, stream: MessageStream | None) -> None:
+        self.bit, self.identity, self.stream = bit, identity, stream
+        self.number = self.leaving = 0
         self.lost_s = self.until_s = 0.0
-        self.identity, self.stream, self.has_mqtt = node.identity, node.stream, node.has_mqtt
-        self._id, self._process, self._place, self._epoch = queue.node_id, queue.process, queue.place, queue.epoch
+        self.has_mqtt = True
+        self._id, self._epoch = b"", 0
+        self._process: tuple[bytes, int] | None = None
+        self._place: tuple[str, int] | None = None
+
+    @classmethod
+    def of(cls, node: RemoteNode, bit: int) -> AbsentNode:
+        """Return a node that was linked before."""
+        found, queue = cls(bit, node.identity, node.stream), node.send_queue
+        found.number, found.has_mqtt = node.number, node.has_mqtt
+        found._id, found._process, found._place, found._epoch = (
+            queue.node_id,
+            queue.process,
+            queue.place,
+            queue.epoch,
+        )
+        return found
 
     def is_at(self, node: RemoteNode) -> bool:
         """Return whether a node is the same one, or has replaced it: the worker, or the sessions of its file."""
@@ -183,7 +203,7 @@ class AbsentNodes:
             absent.number = node.number
             self.nodes.remove(absent)
         else:
-            absent = AbsentNode(node, ~self._bits & self._bits + 1)  # the lowest free bit
+            absent = AbsentNode.of(node, ~self._bits & self._bits + 1)  # the lowest free bit
             if any(one.synced and absent.is_at(one) for one in self._state.remotes):
                 return None
             self._bits |= absent.bit
@@ -195,6 +215,16 @@ class AbsentNodes:
         if len(self.nodes) > MAX_ABSENT:
             self._forget(self.nodes[0])
         return absent
+
+    def expect(self, identity: bytes, stream: MessageStream) -> None:
+        """Add a node that was linked to the former process of this hub: it may want any message."""
+        absent = AbsentNode(~self._bits & self._bits + 1, identity, stream)
+        self._bits |= absent.bit
+        self._counted |= absent.bit
+        absent.lost_s = self._state.broker.clock()
+        absent.until_s = absent.lost_s + self.kept_s
+        self.nodes.append(absent)
+        self.add_filter(absent, "#", Wanted.MESSAGES)
 
     def add_topics(self, absent: AbsentNode, keys: list[Key]) -> None:
         """Record topics with subscribers at a lost node, except those announced again since its return."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from smqrt.broker.mqtt.arrivals import AGAIN, Arrivals
+from smqrt.broker.mqtt.arrivals import AGAIN, Arrivals, KnownNode
 from smqrt.broker.mqtt.messages import Mark, MqttBatch
 from smqrt.broker.outbox import BLOCKED, Drop, ahead, run_in_background
 from smqrt.broker.state import BrokerPeer
@@ -39,6 +39,8 @@ ENTRY_BYTES = 500
 """The memory of a kept batch beside its bytes, approximately."""
 WINDOW_BYTES = 4 << 20
 """Messages of a stream on the way; further ones follow after an acknowledgement."""
+MAX_EXPECTED = 32
+"""Hubs that a process expects when it starts with the sessions of another one."""
 SENT_WAIT_S = 1.0
 """The maximum time for which publishers wait until a link takes their messages."""
 KEPT = Limit("cluster_kept", "cluster.kept_bytes", "messages for other nodes are dropped, the oldest first")
@@ -309,15 +311,37 @@ class MqttStreams:
         node.identity = identity = cluster_mqtt.parse_greeting(packet)
         if node.stream is not None or self._arrivals is None:
             return
-        stream = self._by_identity.get(identity)
-        if stream is None:
-            stream = MessageStream(self, identity, int.from_bytes(self.random(8), "big") or 1)
-            self._by_identity[identity] = self._by_id[stream.id] = stream
-        node.stream = stream
+        node.stream = stream = self.stream_to(identity)
+        self._remember(identity, True)
         if stream.queue is None:
             stream.attach(node.send_queue)
         else:  # the former process of a hub that migrates has it still
             node.send_queue.send([cluster_mqtt.position(LinkType.CONTINUE, stream.id, 0)])
+
+    def stream_to(self, identity: bytes) -> MessageStream:
+        """Return the stream to the sessions of another hub, which begins if there is none."""
+        stream = self._by_identity.get(identity)
+        if stream is None:
+            stream = MessageStream(self, identity, int.from_bytes(self.random(8), "big") or 1)
+            self._by_identity[identity] = self._by_id[stream.id] = stream
+        return stream
+
+    def known(self) -> list[bytes]:
+        """Return the identities of hubs that were linked to the former process of this hub."""
+        devices = self._state.broker.devices
+        return list(devices.arrivals.nodes)[:MAX_EXPECTED] if devices is not None else []
+
+    def _remember(self, identity: bytes, is_known: bool) -> None:
+        """Save that there is another hub, or that there is none any more."""
+        devices, arrivals = self._state.broker.devices, self._arrivals
+        if arrivals is None or (identity in arrivals.nodes) is is_known:
+            return
+        if is_known:
+            arrivals.nodes[identity] = None
+        else:
+            del arrivals.nodes[identity]
+        if devices.ledger is not None:
+            devices.ledger.touch(KnownNode(identity))
 
     def lost(self, reason: Drop, messages: int) -> None:
         """Count messages that reach no client of a lost node."""
@@ -352,6 +376,7 @@ class MqttStreams:
 
     def end(self, stream: MessageStream) -> None:
         """Forget a stream; its messages count as lost."""
+        self._remember(stream.identity, False)
         self._by_id.pop(stream.id, None)
         if self._by_identity.get(stream.identity) is stream:
             del self._by_identity[stream.identity]

@@ -272,6 +272,8 @@ class Node:
         hub.leave = lambda: self.leave(hub)
         hub.suspend = lambda: self._suspend(hub)
         hub.resume = lambda: self._resume(hub)
+        for identity in hub.streams.known():
+            hub.lost.expect(identity, hub.streams.stream_to(identity))
         self._resume(hub)
         return hub
 

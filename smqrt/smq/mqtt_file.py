@@ -212,6 +212,7 @@ def restore(connection: sqlite3.Connection, devices: Devices, now_s: float) -> t
     arrivals = devices.arrivals
     arrivals.identity, arrivals.start = mqtt_tables.begin_start(connection, arrivals.identity or os.urandom(16))
     arrivals.last_origin = 0
+    arrivals.nodes |= dict.fromkeys(mqtt_tables.nodes(connection))
     arrivals.numbers = {**mqtt_tables.streams(connection, MAX_STREAMS), **arrivals.numbers}
     names_before, ids_before = set(devices.retained.by_name), set(devices.sessions)
     for message in mqtt_tables.retained_messages(connection, shift_s):

@@ -25,6 +25,7 @@ SCHEMAS = (
     " state INTEGER, packet INTEGER, message INTEGER, checksum INTEGER)",
     "CREATE TABLE IF NOT EXISTS mqtt_hub (identity BLOB, start INTEGER)",
     "CREATE TABLE IF NOT EXISTS mqtt_streams (stream INTEGER PRIMARY KEY, number INTEGER, used REAL)",
+    "CREATE TABLE IF NOT EXISTS mqtt_nodes (identity BLOB PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS mqtt_origins (message INTEGER PRIMARY KEY, origin BLOB)",
 )
 """A message that several sessions wait for is one row of `mqtt_messages`."""
@@ -72,6 +73,10 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
     if group.streams:
         streams = [(_signed(stream), number, time.time()) for stream, number in group.streams.items()]
         connection.executemany("INSERT OR REPLACE INTO mqtt_streams VALUES (?, ?, ?)", streams)
+    for identity, is_known in group.nodes.items():
+        connection.execute("DELETE FROM mqtt_nodes WHERE identity = ?", (identity,))
+        if is_known:
+            connection.execute("INSERT INTO mqtt_nodes VALUES (?)", (identity,))
     for name, message in group.retained.items():
         if message is None:
             connection.execute("DELETE FROM mqtt_retained WHERE name = ?", (name,))
@@ -106,6 +111,11 @@ def begin_start(connection: sqlite3.Connection, identity: bytes) -> tuple[bytes,
         connection.execute("DELETE FROM mqtt_hub")
         connection.execute("INSERT INTO mqtt_hub VALUES (?, ?)", (known, start + 1))
     return known, start + 1
+
+
+def nodes(connection: sqlite3.Connection) -> list[bytes]:
+    """Return the identities of the other hubs of the cluster."""
+    return [identity for (identity,) in connection.execute("SELECT identity FROM mqtt_nodes").fetchall()]
 
 
 def streams(connection: sqlite3.Connection, limit: int) -> dict[int, int]:

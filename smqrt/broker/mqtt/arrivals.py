@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 MAX_STREAMS = 1024
 """Streams, and hubs with messages, that are remembered; beyond, the one that was used least recently is forgotten."""
@@ -12,6 +13,12 @@ _START_SHIFT, _CLASS_SHIFT, _PREFIX_SHIFT = 40, 62, 64
 """The id of a message has the prefix of a hub above 64 bits, a bit for QoS 2, and the number of a start above 40."""
 AGAIN = 1 << 63
 """The bit of ids of messages that are sent again, since the node that has received them was killed."""
+
+
+class KnownNode(NamedTuple):
+    """A change of `Arrivals.nodes`, for the ledger."""
+
+    identity: bytes
 
 
 def prefix_of(identity: bytes) -> int:
@@ -33,16 +40,18 @@ class Arrivals:
         start: counts the starts with one `persist` file.
         numbers: the last number of each stream, by stream; the least recently used first.
         last_origin: the number of ids that were given since the start.
+        nodes: identities of other hubs of the cluster, which are saved: a hub that starts again knows them.
         delivered: the last id that was delivered here, by class, see `class_of`: the ids of a class arrive in order.
     """
 
-    __slots__ = ("_known", "delivered", "identity", "last_origin", "numbers", "start")
+    __slots__ = ("_known", "delivered", "identity", "last_origin", "nodes", "numbers", "start")
 
     def __init__(self) -> None:
         self.identity = b""
         self.start = self.last_origin = 0
         self.numbers: dict[int, int] = {}
         self.delivered: dict[int, int] = {}
+        self.nodes: dict[bytes, None] = {}
         self._known: dict[int, None] = {}
 
     # ---- streams of other nodes

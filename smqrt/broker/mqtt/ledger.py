@@ -12,6 +12,7 @@ from itertools import islice
 from struct import unpack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from smqrt.broker.mqtt.arrivals import KnownNode
 from smqrt.broker.mqtt.messages import Mark, Message, MqttBatch
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Group(NamedTuple):
         gone_rows: keys of rows to remove.
         gone_messages: keys of messages to remove.
         streams: the last numbers of streams whose messages are in this group, see `Arrivals`.
+        nodes: whether other hubs of the cluster are known, by their identity.
     """
 
     through: int
@@ -120,6 +122,7 @@ class Group(NamedTuple):
     gone_rows: list[int]
     gone_messages: list[int]
     streams: dict[int, int]
+    nodes: dict[bytes, bool]
 
     @property
     def is_empty(self) -> bool:
@@ -273,7 +276,7 @@ class Ledger:
 
     def __init__(self, devices: Devices, waits: bool, next_number: int = 1) -> None:
         self._devices, self.waits, self.next_number = devices, waits, next_number
-        self.dirty: dict[Row | str | bytes | tuple[int, int], int] = {}
+        self.dirty: dict[Row | str | bytes | tuple[int, int] | KnownNode, int] = {}
         self.seq = self.cut = self.saved = 0
         self.held: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
         self.recorded: set[str] = set()
@@ -289,8 +292,8 @@ class Ledger:
 
     # ---- changes
 
-    def touch(self, key: Row | str | bytes | tuple[int, int]) -> int:
-        """Save a row, a session, the retained message of a topic or the number of a stream.
+    def touch(self, key: Row | str | bytes | tuple[int, int] | KnownNode) -> int:
+        """Save a row, a session, the retained message of a topic, the number of a stream or a node.
 
         Returns:
             The number of the change.
@@ -382,7 +385,7 @@ class Ledger:
         self.is_awake = self.is_urgent = False
         if is_last or not self._devices.is_delivering:
             self.cut = self.seq
-        return Group(self.cut, [], [], {}, {}, [], [], {})
+        return Group(self.cut, [], [], {}, {}, [], [], {}, {})
 
     def fill(self, group: Group, record_of: Callable[[Device], dict[str, Any]]) -> Iterator[None]:
         """Move changes into a group, in portions.
@@ -407,7 +410,7 @@ class Ledger:
 
     def _take_key(
         self,
-        key: Row | str | bytes | tuple[int, int],
+        key: Row | str | bytes | tuple[int, int] | KnownNode,
         group: Group,
         released: list[Message],
         record_of: Callable[[Device], dict[str, Any]],
@@ -416,6 +419,8 @@ class Ledger:
             self._take_row(key, group, released)
         elif isinstance(key, bytes):
             group.retained[key] = self._devices.retained.by_name.get(key)
+        elif isinstance(key, KnownNode):
+            group.nodes[key.identity] = key.identity in self._devices.arrivals.nodes
         elif isinstance(key, tuple):
             stream, number = key
             group.streams[stream] = max(number, group.streams.get(stream, 0))
