@@ -47,6 +47,8 @@ ANSWER_S, MIGRATION_S, LOST_S = 2.0, 3.0, 5.0
 default for a client with a kept session while a node is lost."""
 CATCH_UP_S = 2.0
 """The maximum time for which a session is not handed over because other nodes have kept messages for it."""
+TRANSIT_S = 1.0
+"""Time from the subscription at the new node until no messages are on their way to the former one."""
 LATE_S = 0.1
 """Time between two portions of messages that arrive at the former node of a session."""
 MAX_RANGES = 16
@@ -147,8 +149,8 @@ class LateIds:
         known: the prefixes of the ids of such nodes.
     """
 
-    def __init__(self, known: Iterable[int]) -> None:
-        self.known = set(known)
+    def __init__(self) -> None:
+        self.known: set[int] = set()
 
     def takes(self, origin: int) -> bool:
         """Return whether the message is one of these."""
@@ -182,13 +184,14 @@ class SessionMoves:
 
     Attributes:
         wait_s: seconds for which a CONNECT waits for a lost node.
+        transit_s: seconds for which a session that was handed over gets messages that are on their way.
     """
 
     def __init__(self, state: ClusterState, nodes: MqttNodes, lost: AbsentNodes, streams: MqttStreams) -> None:
         self._state, self._nodes, self._lost, self._streams = state, nodes, lost, streams
         self._takes: list[tuple[RemoteNode, Json]] = []
         """Requests that wait until messages have arrived that other nodes have kept."""
-        self.wait_s = LOST_S
+        self.wait_s, self.transit_s = LOST_S, TRANSIT_S
         self._moves: dict[int, _Move] = {}
         self._leaving: dict[str, _Leaving] = {}
         """Sessions that were handed over, by client id."""
@@ -527,32 +530,40 @@ class SessionMoves:
         """
         device = leaving.device
         yield from self._send_waiting(leaving, is_rest=True)
-        if leaving.node.send_queue.version < cluster_mqtt.STREAM_VERSION or not self._misses_others:
+        is_old = leaving.node.send_queue.version < cluster_mqtt.STREAM_VERSION
+        if is_old or not (self.transit_s or self._misses_others):
             self._end(device.client_id, leaving)
             return
-        device.origins = LateIds(prefix_of(node.identity) for node in self._answering)
+        device.origins = LateIds()
         device.expiry_s = 0  # not saved any more: after a crash, its client would get these messages twice
         devices = self._state.broker.devices
         devices.session_changed(device)
         if devices.ledger is not None:
             devices.ledger.wake()
+        self._state.broker.call_later(self.transit_s, lambda: self._narrow(leaving))
         if not self._is_sending:
             self._is_sending = True
             self._state.broker.call_later(LATE_S, self._send_all_late)
 
-    @property
-    def _misses_others(self) -> bool:
-        """Whether another node may have messages for a session: one that is lost, or was linked a moment ago."""
-        if self._lost.nodes or self._state.broker.clock() - self._streams.joined_s < LEAVING_S:
-            return True
-        return any(node.send_queue.is_quiet for node in self._state.remotes)
+    def _narrow(self, leaving: _Leaving) -> None:
+        """Take only messages of nodes that do not know yet that a session has moved; without any, end it."""
+        if self._leaving.get(leaving.device.client_id) is not leaving:
+            return
+        if not self._misses_others:
+            run_in_background(self._end_after_messages(leaving))
+        elif isinstance(leaving.device.origins, LateIds):
+            answering = [node for node in self._state.remotes if not node.send_queue.is_quiet]
+            leaving.device.origins.known.update(prefix_of(node.identity) for node in answering)
+
+    def _end_after_messages(self, leaving: _Leaving) -> Iterator[None]:
+        if not leaving.node.gone:
+            yield from self._send_waiting(leaving)
+        self._end(leaving.device.client_id, leaving)
 
     @property
-    def _answering(self) -> list[RemoteNode]:
-        """The nodes that send their messages to the new node of a session by now."""
-        if self._state.broker.clock() - self._streams.joined_s < LEAVING_S:
-            return []
-        return [node for node in self._state.remotes if not node.send_queue.is_quiet]
+    def _misses_others(self) -> bool:
+        """Whether another node may have messages for a session: one that is lost, or does not answer."""
+        return bool(self._lost.nodes) or any(node.send_queue.is_quiet for node in self._state.remotes)
 
     def _send_waiting(self, leaving: _Leaving, is_rest: bool = False) -> Iterator[None]:
         device = leaving.device
@@ -602,7 +613,7 @@ class SessionMoves:
         if broker.clock() < leaving.until_s - TIMER_TOLERANCE_S:
             broker.call_later(LEAVING_S, lambda: self._end_if_due(client_id, leaving))
         else:
-            self._end(client_id, leaving)
+            run_in_background(self._end_after_messages(leaving))
 
     def _end(self, client_id: str, leaving: _Leaving) -> None:
         """End a session that was handed over, unless its client is connected here again."""

@@ -248,7 +248,6 @@ class MqttStreams:
         delayed: streams whose link takes no more messages now.
         is_delayed: whether the last messages have gone to one of these.
         random: returns random bytes.
-        joined_s: when a node was linked last.
         on_caught_up: called when all messages have arrived that linked nodes had kept.
     """
 
@@ -262,7 +261,6 @@ class MqttStreams:
         self._by_id: dict[int, MessageStream] = {}
         self._unacknowledged: dict[tuple[RemoteNode, int], None] = {}
         self._publishers: list[BrokerPeer] = []
-        self.joined_s = state.broker.clock()
         self.on_caught_up: Callable[[], object] = lambda: None
         self._behind: dict[RemoteNode, tuple[int, int] | None] = {}
         """Nodes that may have kept messages for this hub, and up to which number of which stream these are."""
@@ -288,7 +286,6 @@ class MqttStreams:
         if node.send_queue.version >= cluster_mqtt.STREAM_VERSION and (arrivals := self._arrivals) is not None:
             node.send_queue.send([cluster_mqtt.greeting(arrivals.identity)])
             self._behind[node] = None
-        self.joined_s = self.now_s()
 
     def synced(self, node: RemoteNode) -> None:
         """Note that a node has sent its state: one without MQTT clients has no messages."""

@@ -61,14 +61,12 @@ class MqttCluster:
             node = self.network.node(number=at + 1)
             node.versions = (versions or {}).get(at, (1, VERSION))
             self.members.append(node.join(hub.broker, "hub"))
-            self.members[-1].sessions.wait_s = wait_s
+            self.members[-1].sessions.wait_s, self.members[-1].sessions.transit_s = wait_s, 0.0
             self.nodes.append(node)
         for at, one in enumerate(self.nodes):
             for other in self.nodes[at + 1 :]:
                 self.network.connect(one, other)
         self.settle()
-        for member in self.members:
-            member.streams.joined_s -= 60  # the nodes are linked for some time
 
     def _open(self, at: int, hub: MqttHub) -> None:
         """Open the file of a hub, if it has one."""
@@ -145,7 +143,7 @@ class FileCluster(MqttCluster):
         self._open(at, hub)
         node = self.nodes[at] = self.network.node(number=at + 1)
         self.members[at] = node.join(hub.broker, "hub")
-        self.members[at].sessions.wait_s = self._wait_s
+        self.members[at].sessions.wait_s, self.members[at].sessions.transit_s = self._wait_s, 0.0
         self.network.connect(self.nodes[0], self.nodes[1])
         self.settle()
         self.write(at)

@@ -75,7 +75,7 @@ def test_messages_and_connects_wait_for_a_hub_that_migrates(engine: Engine) -> N
     engine.until(lambda: len(move.waiting) == 1, "the answer of the new process, which has no sessions yet")
     restore(new.hub.devices, record)
     assert not taken.done
-    new.member.streams.joined_s -= 60  # it is linked for some time
+    new.member.sessions.transit_s = 0.0
     new.member.succeed(old.member.number)
     new.member.resync()
     engine.until(lambda: taken.done, "the session")
