@@ -11,7 +11,7 @@ from math import ceil, inf
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt import large_messages
-from smqrt.broker.mqtt.arrivals import AGAIN
+from smqrt.broker.mqtt.arrivals import AGAIN, prefix_of
 from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
@@ -367,6 +367,10 @@ class MqttNodes:
         nodes = [node for node in self._nodes_with(bits) if not node.gone]
         public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
         group.turn += 1
+        if isinstance(batch, MqttBatch) and batch.origin & AGAIN:
+            first = next((one for one in self._state.remotes if prefix_of(one.identity) == batch.origin >> 64), None)
+            if first is not None and first.bit & (group.connected | group.offline):
+                return True  # the first node has saved it for a client of its own
         if nodes:
             turn = group.turn
             if isinstance(batch, MqttBatch) and batch.qos == 2 and (batch.received is not None or batch.origin):
