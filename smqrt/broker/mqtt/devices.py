@@ -453,7 +453,8 @@ class Devices(DeliveryQueue):
                 and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
             ):
                 continue
-            for part in run.singles() if run.count > 1 else (run,):
+            has_ids = isinstance(run.batch, MqttBatch) and run.batch.origin != 0
+            for part in run.singles() if run.count > 1 or has_ids else (run,):
                 chosen = yield from group.choose(may_read)
                 if chosen is not None:
                     chosen.device.deliver(part, chosen, True)

@@ -303,11 +303,11 @@ class Run:
         return len(self.payloads)
 
     def singles(self) -> Iterator[Run]:
-        """Return a run for each message."""
-        for at, frame in enumerate(smq.frames(self.batch)):
+        """Return a run for each message, without its id: only one client gets it."""
+        for frame in smq.frames(self.batch):
             batch = self.batch.like(frame) if isinstance(self.batch, MqttBatch) else frame
-            if isinstance(batch, MqttBatch) and batch.origin:
-                batch.origin += at
+            if isinstance(batch, MqttBatch):
+                batch.origin = 0
             yield Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
 
     @property
