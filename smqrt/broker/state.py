@@ -248,8 +248,19 @@ class ClusterMqtt(Protocol):
         Returns true when the client may connect, now or later; false when the session belongs to another user.
         """
 
+    @property
+    def session_connected(self) -> Callable[[Any], object]:
+        """Called with the session of a client that is accepted, before it gets messages."""
+
     def send_large(self, topic: Topic, batch: Any) -> tuple[int, int]:
         """Send a message that does not fit an SMQ packet; return the numbers of nodes that get it, and miss it."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory of messages with QoS 1 and 2 that other nodes have not acknowledged, approximately."""
+
+    def must_wait(self, publisher: BrokerPeer) -> bool:
+        """Return whether a publisher with QoS 1 or 2 has to wait for full links; it is resumed then."""
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """Send a batch to a node with a connected client of a shared subscription; return whether there is one."""

@@ -12,13 +12,14 @@ from typing import TypeVar
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import MAX_STAMP as MAX_VALUE_STAMP
 from smqrt.broker.last_values import clock
-from smqrt.broker.mqtt.device import UID_PREFIX
+from smqrt.broker.mqtt.client_ids import UID_PREFIX
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration, NodeEvents
 from smqrt.cluster.mqtt_nodes import MqttNodes
 from smqrt.cluster.mqtt_retained import RetainedSync
 from smqrt.cluster.mqtt_sessions import SessionMoves
+from smqrt.cluster.mqtt_streams import MqttStreams
 from smqrt.cluster.remote_node import TOPIC_BYTES, NodeSendQueue, Phantom, RemoteNode
 from smqrt.cluster.routing import Backpressure, ClusterRouting, RemoteClients, paced
 from smqrt.cluster.state import ClusterState, SubscriberCounts, ValueSync
@@ -62,6 +63,7 @@ class ClusteredBroker:
         waits: the publishers that wait.
         counts: the numbers of subscribers of all nodes, for observers.
         mqtt: filters and MQTT clients.
+        streams: numbered messages of MQTT clients.
         retained: retained messages of MQTT clients.
         sessions: moves of the sessions of MQTT clients.
         routing: finds routes to other nodes.
@@ -85,10 +87,14 @@ class ClusteredBroker:
         self.phantoms: Mapping[int, Phantom] = self.clients.phantoms
         self.foreign = self.clients.foreign
         self.counts = SubscriberCounts(state)
-        self.mqtt = MqttNodes(state, self.migration, self.lost)
+        self.streams = MqttStreams(state)
+        self.mqtt = MqttNodes(state, self.migration, self.lost, self.streams)
+        self.lost.on_forgotten = self._not_returned
         self.retained = RetainedSync(state, self.mqtt)
         self.mqtt.retained_changed = self.retained.changed
-        self.sessions = SessionMoves(state, self.mqtt)
+        self.sessions = SessionMoves(state, self.mqtt, self.lost, self.streams)
+        self.streams.on_caught_up = self.sessions.caught_up
+        self.mqtt.session_connected = self.sessions.connected
         self.mqtt.take_session = self.sessions.take
         self.routing = ClusterRouting(
             state, self.clients, self.lost, self.migration, self.values, self.waits, self.mqtt
@@ -118,6 +124,8 @@ class ClusteredBroker:
                 self._renumbered(topic)
         self.renumber(number)
         broker.cluster = self
+        if broker.devices is not None and len(broker.devices.filters.by_text):
+            run_in_background(broker.devices.name_topics())
 
     # ---- numbers
 
@@ -282,6 +290,7 @@ class ClusteredBroker:
         self.remotes.append(node)
         send_queue.on_full = lambda: self.waits.filled(node)
         self.migration.hold_for_predecessor(node)
+        self.streams.greet(node)
         run_in_background(paced(node, self.migration.framed(node, self._snapshot(node))))
         state.forget_value_routes()
         self.changed(node, "joined")
@@ -349,10 +358,18 @@ class ClusteredBroker:
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.send_queue)
         self.waits.caught_up(node)
-        self.sessions.left(node)
-        run_in_background(self._forget_node(node, None if node.send_queue.has_left else self.lost.add(node)))
+        absent = None if node.send_queue.has_left else self.lost.add(node)
+        self.sessions.left(node, absent)
+        self.streams.left(node, is_lost=absent is not None)
+        run_in_background(self._forget_node(node, absent))
         self.events.gone(node, why)
         self.changed(node, why)
+
+    def _not_returned(self, absent: AbsentNode) -> None:
+        self.sessions.forgotten(absent)
+        stream = absent.stream
+        if stream is not None and all(one.stream is not stream for one in self.remotes):
+            self.streams.end(stream)
 
     def _not_taken_over(self, node: RemoteNode) -> None:
         self.left_node(node, "no process has taken over its hub")
@@ -360,6 +377,7 @@ class ClusteredBroker:
     def _moved(self, before: RemoteNode, node: RemoteNode) -> None:
         """Remove the predecessor of `node`, which has its clients."""
         self.sessions.moved(before, node)
+        self.streams.moved(before, node)
         before.gone = True
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(before.send_queue)
@@ -382,7 +400,9 @@ class ClusteredBroker:
                 state.forget_routes(key)
             yield
         node.forget_routes()
-        yield from self.mqtt.forget(node)
+        yield from self.mqtt.forget(node, absent)
+        if absent is not None:
+            absent.leaving &= ~node.bit
         yield from self.counts.forget(node)
         state.bits &= ~node.bit  # only now, since another node may get the bit: no topic has it any more
 
@@ -424,7 +444,7 @@ def _portions(items: list[T], size_bytes: Callable[[T], int] = lambda one: 0) ->
 
 
 def _interest(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
-    was_lost = cluster.lost.at(node.send_queue)
+    was_lost = cluster.lost.at(node)
     for key in wire.parse_keys(packet):
         for absent in was_lost:
             cluster.lost.discard_topic(absent, key)
@@ -494,7 +514,10 @@ def _peers_gone(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> No
 
 def _synced(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     node.synced = True
-    cluster.lost.returned(node)
+    cluster.streams.synced(node)
+    if cluster.lost.nodes:
+        cluster.sessions.returned(node)
+        cluster.lost.returned(node)
     cluster.events.synced(node)
     cluster.changed(node, "synced")
 
@@ -630,4 +653,8 @@ HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
     LinkType.RETAINED: lambda cluster, node, packet: cluster.retained.on_retained(node, packet),
     LinkType.SESSION: lambda cluster, node, packet: cluster.sessions.on_session(node, packet),
     LinkType.MESSAGES: lambda cluster, node, packet: cluster.mqtt.on_messages(node, packet),
+    LinkType.STREAMED: lambda cluster, node, packet: cluster.mqtt.on_numbered(node, packet),
+    LinkType.GREETING: lambda cluster, node, packet: cluster.streams.on_greeting(node, packet),
+    LinkType.CONTINUE: lambda cluster, node, packet: cluster.streams.on_continue(node, packet),
+    LinkType.ARRIVED: lambda cluster, node, packet: cluster.streams.on_arrived(node, packet),
 }

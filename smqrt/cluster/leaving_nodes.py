@@ -5,16 +5,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, run_in_background
+from smqrt.cluster.mqtt_filters import RemoteFilters
 from smqrt.cluster.remote_node import NodeSendQueue, RemoteNode, count_messages
 from smqrt.cluster.state import ClusterState, Interest
 from smqrt.settings.limits import LineLimit
 from smqrt.wire import smq
+from smqrt.wire.cluster_mqtt import Wanted
 from smqrt.wire.cluster_packets import Key, LinkType
 from smqrt.wire.smq import node_of
+
+if TYPE_CHECKING:
+    from smqrt.cluster.mqtt_streams import MessageStream
 
 log = logging.getLogger("smqrt")
 
@@ -96,13 +102,15 @@ def _identities(node: RemoteNode) -> tuple[object, object, object]:
 
 # ---- Lost nodes
 #
-# Messages that a lost node would have received count as lost for `ABSENT_S`. Otherwise a partition would lose more
-# messages than the counters show. Queries do not return clients of a lost node, and no messages are queued for it.
+# Messages with QoS 1 and 2 of MQTT clients are kept for a lost node for `AbsentNodes.kept_s`, see `mqtt_streams`.
+# Others that it would have received count as lost. Otherwise a partition would lose more messages than the counters
+# show. Queries do not return clients of a lost node.
 
 ABSENT_S = 120.0
-"""Time for which missed messages of a lost node are counted: it may not return, or its clients may use other nodes."""
+"""The default of the time for which a lost node is remembered. It may not return, or its clients use other nodes."""
 MAX_ABSENT = 64
-"""The maximum number of lost nodes whose missed messages one hub counts; above it, the earliest is forgotten."""
+"""The maximum number of lost nodes that one hub remembers; above it, the earliest is forgotten."""
+FILTERS_PER_STEP = 50
 
 
 class AbsentNode:
@@ -111,34 +119,67 @@ class AbsentNode:
     Attributes:
         number: its node number.
         bit: its bit in sets of absent nodes.
-        until_s: when it expires, by the clock of the hub.
+        lost_s, until_s: when it was lost, and when it expires, by the clock of the hub.
+        leaving: its bits in sets of nodes, until its topics and filters are removed there.
+        identity, stream: see `RemoteNode`.
+        has_mqtt: whether its hub has MQTT clients.
     """
 
-    def __init__(self, number: int, queue: NodeSendQueue, bit: int, until_s: float) -> None:
-        self.number, self.bit, self.until_s = number, bit, until_s
-        self._id, self._process, self._place, self._epoch = queue.node_id, queue.process, queue.place, queue.epoch
+    def __init__(self, bit: int, identity: bytes, stream: MessageStream | None) -> None:
+        self.bit, self.identity, self.stream = bit, identity, stream
+        self.number = self.leaving = 0
+        self.lost_s = self.until_s = 0.0
+        self.has_mqtt = True
+        self._id, self._epoch = b"", 0
+        self._process: tuple[bytes, int] | None = None
+        self._place: tuple[str, int] | None = None
 
-    def is_at(self, queue: NodeSendQueue) -> bool:
-        """Return whether a send queue leads to the same node, or to the worker that has replaced it."""
-        return (bool(self._id) and queue.node_id == self._id) or (
-            self._process is not None and queue.process == self._process
+    @classmethod
+    def of(cls, node: RemoteNode, bit: int) -> AbsentNode:
+        """Return a node that was linked before."""
+        found, queue = cls(bit, node.identity, node.stream), node.send_queue
+        found.number, found.has_mqtt = node.number, node.has_mqtt
+        found._id, found._process, found._place, found._epoch = (
+            queue.node_id,
+            queue.process,
+            queue.place,
+            queue.epoch,
+        )
+        return found
+
+    def is_at(self, node: RemoteNode) -> bool:
+        """Return whether a node is the same one, or has replaced it: the worker, or the sessions of its file."""
+        queue = node.send_queue
+        return (
+            (bool(self._id) and queue.node_id == self._id)
+            or (self._process is not None and queue.process == self._process)
+            or (bool(self.identity) and node.identity == self.identity)
         )
 
-    def is_followed(self, queue: NodeSendQueue) -> bool:
-        """Return whether a send queue leads to a node that was started later at the same address."""
+    def is_followed(self, node: RemoteNode) -> bool:
+        """Return whether a node was started later at the same address."""
+        queue = node.send_queue
         return self._place is not None and queue.place == self._place and queue.epoch > self._epoch
 
 
 class AbsentNodes:
-    """The lost nodes of one hub and the topics that had subscribers there.
+    """The lost nodes of one hub, and the topics and filters that had subscribers there.
 
     Attributes:
         nodes: the lost nodes, the earliest loss first.
+        filters: their filters.
+        kept_s: the time for which they are remembered.
+        on_forgotten: called with a lost node that has not returned in time, or has returned without its sessions.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self.nodes: list[AbsentNode] = []
+        self.filters = RemoteFilters()
+        self.kept_s = ABSENT_S
+        self.on_forgotten: Callable[[AbsentNode], object] = lambda absent: None
+        self._texts: dict[int, dict[str, None]] = {}
+        """The texts of the filters, by the bit of the node."""
         self._interest = Interest()
         self._bits = self._counted = 0
         """Bits in use, and bits of the nodes in `nodes`. They differ while topics are removed in the background."""
@@ -151,56 +192,80 @@ class AbsentNodes:
     # ---- lost and returned nodes
 
     def add(self, node: RemoteNode) -> AbsentNode | None:
-        """Add a lost node, whose missed messages count from now on.
+        """Add a lost node, whose messages are kept or counted from now on.
 
         Returns:
             None when another link or process has replaced it already.
         """
-        until_s = self._state.broker.clock() + ABSENT_S
-        if found := self.at(node.send_queue):  # lost again after its return, before it had sent its snapshot
-            before = found[0]
-            before.number, before.until_s = node.number, until_s
-            self.nodes.remove(before)
-            self.nodes.append(before)
-            return before
-        bit = ~self._bits & self._bits + 1  # the lowest free bit
-        absent = AbsentNode(node.number, node.send_queue, bit, until_s)
-        if any(one.synced and absent.is_at(one.send_queue) for one in self._state.remotes):
-            return None
-        self._bits |= bit
-        self._counted |= bit
+        now_s = self._state.broker.clock()
+        if found := self.at(node):  # lost again after its return, before it had sent its snapshot
+            absent = found[0]
+            absent.number = node.number
+            self.nodes.remove(absent)
+        else:
+            absent = AbsentNode.of(node, ~self._bits & self._bits + 1)  # the lowest free bit
+            if any(one.synced and absent.is_at(one) for one in self._state.remotes):
+                return None
+            self._bits |= absent.bit
+            self._counted |= absent.bit
+        absent.lost_s, absent.until_s = now_s, now_s + self.kept_s
+        absent.leaving |= node.bit
+        absent.stream = absent.stream or node.stream
         self.nodes.append(absent)
         if len(self.nodes) > MAX_ABSENT:
             self._forget(self.nodes[0])
         return absent
 
+    def expect(self, identity: bytes, stream: MessageStream) -> None:
+        """Add a node that was linked to the former process of this hub: it may want any message."""
+        absent = AbsentNode(~self._bits & self._bits + 1, identity, stream)
+        self._bits |= absent.bit
+        self._counted |= absent.bit
+        absent.lost_s = self._state.broker.clock()
+        absent.until_s = absent.lost_s + self.kept_s
+        self.nodes.append(absent)
+        self.add_filter(absent, "#", Wanted.MESSAGES)
+
     def add_topics(self, absent: AbsentNode, keys: list[Key]) -> None:
         """Record topics with subscribers at a lost node, except those announced again since its return."""
         if not absent.bit & self._counted:
             return
-        bits = sum(one.bit for one in self._state.remotes if absent in self.at(one.send_queue))
+        bits = sum(one.bit for one in self._state.remotes if absent in self.at(one))
         for key in keys:
             if not bits or not self._state.interest.nodes(key) & bits:
                 self._interest.add(key, absent.bit)
 
-    def at(self, queue: NodeSendQueue) -> list[AbsentNode]:
-        """Return the lost nodes that are reachable again through this send queue.
+    def add_filter(self, absent: AbsentNode, text: str, wanted: int) -> None:
+        """Record a filter of a lost node, unless the node is back and has announced it again."""
+        if absent.bit & self._counted and not any(
+            text in one.filters for one in self._state.remotes if absent.is_at(one)
+        ):
+            self._texts.setdefault(absent.bit, {})[text] = None
+            self.filters.set(text, wanted, absent.bit)
+
+    def at(self, node: RemoteNode) -> list[AbsentNode]:
+        """Return the lost nodes that are reachable again as this node.
 
         Several nodes may share one address behind a router, so a match by id or process precedes one by address.
         """
-        return [one for one in self.nodes if one.is_at(queue)] or [one for one in self.nodes if one.is_followed(queue)]
+        return [one for one in self.nodes if one.is_at(node)] or [one for one in self.nodes if one.is_followed(node)]
 
     def discard_topic(self, absent: AbsentNode, key: Key) -> None:
-        """Stop counting messages to a topic that a node has announced after its return."""
+        """Forget a topic that a node has announced after its return."""
         self._interest.discard(key, absent.bit)
+
+    def discard_filter(self, absent: AbsentNode, text: str) -> None:
+        """Forget a filter that a node has announced after its return."""
+        if self._texts.get(absent.bit, {}).pop(text, self) is None:
+            self.filters.set(text, 0, absent.bit)
 
     def returned(self, node: RemoteNode) -> None:
         """Forget a lost node that has returned and announced all its topics."""
-        for absent in self.at(node.send_queue):
+        for absent in self.at(node):
             self._forget(absent)
 
     def forget_expired(self) -> None:
-        """Forget nodes that have been lost for `ABSENT_S`."""
+        """Forget nodes that have been lost for `kept_s`."""
         now_s = self._state.broker.clock()
         for absent in [one for one in self.nodes if one.until_s <= now_s]:
             self._forget(absent)
@@ -213,6 +278,7 @@ class AbsentNodes:
     def _forget(self, absent: AbsentNode) -> None:
         self.nodes.remove(absent)
         self._counted &= ~absent.bit
+        self.on_forgotten(absent)
         run_in_background(self._forget_interest(absent.bit))
 
     def _forget_interest(self, bit: int) -> Iterator[None]:
@@ -221,13 +287,34 @@ class AbsentNodes:
                 self._interest.discard(key, bit)
                 self._state.forget_routes(key)
             yield
+        for count, text in enumerate(self._texts.pop(bit, ()), 1):
+            self.filters.set(text, 0, bit)
+            if not count % FILTERS_PER_STEP:
+                yield
         self._bits &= ~bit
 
     # ---- missed messages
 
-    def wanting(self, key: Key | None, tid: int) -> int:
-        """Return the bits of lost nodes with subscribers of a topic; `key` is None if its name is unknown here."""
-        return self._interest.nodes_of_number(tid) if key is None else self._interest.nodes(key)
+    def wanting(self, key: Key | None, tid: int, name: bytes | None = None) -> int:
+        """Return the bits of lost nodes with subscribers of a topic.
+
+        Args:
+            key: the key of the topic; None if its name is unknown here.
+            tid: its number.
+            name: its name, when filters count, too.
+        """
+        bits = self._interest.nodes_of_number(tid) if key is None else self._interest.nodes(key)
+        if name is not None and len(self.filters):
+            bits |= self.filters.nodes(name)
+        return bits & self._counted
+
+    def left(self, bits: int) -> int:
+        """Return the bits of lost nodes that have these bits still in sets of nodes."""
+        return sum(one.bit for one in self.nodes if one.leaving & bits)
+
+    def of(self, bits: int) -> list[AbsentNode]:
+        """Return the lost nodes with these bits."""
+        return [one for one in self.nodes if one.bit & bits]
 
     def counts(self, nodes: int) -> Callable[[bytes], object]:
         """Return a function that counts batches of a topic as missed by these nodes."""
@@ -269,7 +356,17 @@ MAX_AWAITED = 64
 """The maximum number of nodes whose successor is awaited; above it, the oldest counts as lost."""
 RUNS_PER_STEP = 64
 """Kept batches that one background step sends."""
-_KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END, LinkType.MESSAGES, LinkType.PART, LinkType.SESSION))
+_KEPT = frozenset(
+    (
+        smq.Type.PUBLISH,
+        LinkType.CLOCK,
+        LinkType.END,
+        LinkType.MESSAGES,
+        LinkType.STREAMED,
+        LinkType.PART,
+        LinkType.SESSION,
+    )
+)
 """The types of packets that are kept for a hub that migrates. The snapshot for the new process replaces all others."""
 
 

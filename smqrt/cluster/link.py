@@ -17,7 +17,7 @@ from typing import Protocol
 
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.cluster.link_channels import Carried, Channel, LinkChannels, Receiver, Transport
-from smqrt.cluster.remote_node import MESSAGES, count_messages
+from smqrt.cluster.remote_node import count_messages, may_drop
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.printable import printable
 from smqrt.settings.limits import Limit
@@ -37,6 +37,8 @@ ACK_BYTES = 256 << 10
 """A node acknowledges after this many processed bytes, and with each ping and answer."""
 WHY_BYTES = 200
 """The maximum length of the reason for a refusal by the other side, in the log."""
+QUIET_S = 0.3
+"""A node that does not answer a ping for so long may be lost."""
 HANDSHAKE_S = 5.0
 """The maximum time of a handshake, also when data arrives all the time."""
 
@@ -284,6 +286,12 @@ class Link:
     def is_behind(self) -> bool:
         """Whether the other side is so far behind that snapshots should pause; see `wait`."""
         return self.unacked_bytes > self.node.unacked_bytes // 4 or self._queued_bytes > self.node.queue_bytes // 4
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a ping is not answered for some time."""
+        sent_us = self.pings.sent_us
+        return bool(sent_us) and self.node.clock_s() - sent_us[0] / 1e6 > QUIET_S
 
     @property
     def is_full(self) -> bool:
@@ -617,7 +625,7 @@ def _fitting(batches: list[bytes], room_bytes: int) -> tuple[list[bytes], list[b
     kept: list[bytes] = []
     dropped: list[bytes] = []
     for batch in batches:
-        if batch[2] not in MESSAGES or len(batch) <= room_bytes:
+        if not may_drop(batch) or len(batch) <= room_bytes:
             kept.append(batch)
             room_bytes -= len(batch)
         else:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, dirty
 from smqrt.broker.topics import Route
-from smqrt.cluster.remote_node import MESSAGES, NodeSendQueue
+from smqrt.cluster.remote_node import NodeSendQueue, may_drop
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.settings.limits import Bucket
 from smqrt.wire import cluster_packets as wire
@@ -136,6 +136,8 @@ class ChannelLink(Protocol):
     @property
     def is_behind(self) -> bool: ...
     @property
+    def is_quiet(self) -> bool: ...
+    @property
     def is_full(self) -> bool: ...
 
     def send(self, packet: bytes, /) -> None:
@@ -201,7 +203,7 @@ class ChannelQueue(NodeSendQueue):
         elif (
             (self.holds or self.keeps)
             and self._put_bytes > KEPT_QUEUES * self.link.node.queue_bytes
-            and batch[2] in MESSAGES
+            and may_drop(batch)
         ):
             self.missed = True
             self.link.drop(self._channel, [batch])
@@ -305,6 +307,11 @@ class ChannelQueue(NodeSendQueue):
     def is_behind(self) -> bool:
         """See `NodeSendQueue`."""
         return self.link.is_behind
+
+    @property
+    def is_quiet(self) -> bool:
+        """See `NodeSendQueue`."""
+        return self.link.is_quiet
 
     def wait(self, then: Callable[[], object]) -> None:
         """See `NodeSendQueue`."""

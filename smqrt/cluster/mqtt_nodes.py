@@ -11,20 +11,23 @@ from math import ceil, inf
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt import large_messages
+from smqrt.broker.mqtt.arrivals import AGAIN, prefix_of
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
 from smqrt.broker.outbox import Drop, ahead, run_in_background
-from smqrt.broker.state import TakeSession
+from smqrt.broker.state import BrokerPeer, TakeSession
 from smqrt.broker.topics import Topic
-from smqrt.cluster.leaving_nodes import AbsentNodes, HubMigration
+from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration
 from smqrt.cluster.mqtt_filters import RemoteFilters, RemoteGroup
-from smqrt.cluster.remote_node import RemoteNode
+from smqrt.cluster.mqtt_streams import MqttStreams
+from smqrt.cluster.remote_node import RemoteNode, count_messages
 from smqrt.cluster.state import ClusterState
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.settings.limits import Limit
 from smqrt.wire import cluster_mqtt, smq
 from smqrt.wire import cluster_packets as wire
-from smqrt.wire.cluster_mqtt import NEVER_MS, Wanted, WireMessages
+from smqrt.wire.cluster_mqtt import NEVER_MS, Numbered, Wanted, WireMessages
 from smqrt.wire.cluster_packets import LinkType
 from smqrt.wire.mqtt.fields import is_topic_filter
 from smqrt.wire.mqtt.filter_tree import FilterTree
@@ -46,17 +49,19 @@ class MqttNodes:
         state: the state that the parts of the cluster share.
         migration: migrations of hubs.
         lost: the lost nodes.
+        streams: numbered messages.
 
     Attributes:
         filters: the filters of other nodes.
-        retained_changed, take_session: see `ClusterMqtt`.
+        retained_changed, take_session, session_connected: see `ClusterMqtt`.
     """
 
-    def __init__(self, state: ClusterState, migration: HubMigration, lost: AbsentNodes) -> None:
-        self._state, self._migration, self._lost = state, migration, lost
+    def __init__(self, state: ClusterState, migration: HubMigration, lost: AbsentNodes, streams: MqttStreams) -> None:
+        self._state, self._migration, self._lost, self._streams = state, migration, lost, streams
         self.filters = RemoteFilters()
         self.retained_changed: Callable[[bytes], object] = lambda name: None
         self.take_session: TakeSession = lambda client_id, user, is_clean: True
+        self.session_connected: Callable[[Device], object] = lambda device: None
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""
         self._changed: dict[str, None] = {}
@@ -147,6 +152,7 @@ class MqttNodes:
         """Process a Filters packet."""
         if len(packet) == 1:
             node.has_mqtt = True
+        was_lost = self._lost.at(node) if self._lost.nodes else []
         for text, wanted in cluster_mqtt.parse_filters(packet):
             shared = split_shared(text)
             if shared is None or not is_topic_filter(shared[1]):
@@ -161,6 +167,8 @@ class MqttNodes:
                     node.grow(FILTER_BYTES + len(text))
             elif not wanted and is_known:
                 node.grow(-FILTER_BYTES - len(text))
+            for absent in was_lost:
+                self._lost.discard_filter(absent, text)
             self._set(node, text, wanted)
 
     def _set(self, node: RemoteNode, text: str, wanted: int) -> None:
@@ -191,10 +199,12 @@ class MqttNodes:
                 topic.forget_routes()
             yield
 
-    def forget(self, node: RemoteNode) -> Iterator[None]:
-        """Remove the filters of a lost node, in portions."""
+    def forget(self, node: RemoteNode, absent: AbsentNode | None) -> Iterator[None]:
+        """Remove the filters of a lost node, in portions; `absent` records them, for messages that are kept for it."""
         node.is_wide = False
-        for text in list(node.filters):
+        for text, wanted in list(node.filters.items()):
+            if absent is not None:
+                self._lost.add_filter(absent, text, wanted)
             self._set(node, text, 0)
             yield
 
@@ -206,9 +216,10 @@ class MqttNodes:
         if any(not node.synced for node in state.remotes):
             return True
         key = state.numbers.topic(name)
-        if state.interest.nodes(key) or (self._lost.nodes and self._lost.wanting(key, key[0])):
+        if state.interest.nodes(key) or (self._lost.nodes and self._lost.wanting(key, key[0], name)):
             return True
-        return any(True for _ in self.filters.match(name))
+        lost = self._lost.filters
+        return any(True for _ in self.filters.match(name)) or any(True for _ in (lost.match(name) if len(lost) else ()))
 
     def once(self, topic: Topic) -> int:
         """Return the bits of the nodes whose application has a filter with `once` for a topic."""
@@ -230,20 +241,65 @@ class MqttNodes:
         def send(batch: bytes) -> None:
             if plain is not None and not isinstance(batch, MqttBatch):
                 plain(batch)
+            elif isinstance(batch, MqttBatch) and batch.qos and node.stream is not None:
+                self._streams.put(node.stream, self._wired(name, batch, public), batch)
             else:
-                queue.put(self._packed(name, batch, public))
+                queue.put(cluster_mqtt.messages(self._wired(name, batch, public)))
 
         return send
 
-    def _packed(self, name: bytes, batch: bytes, public: int, group: str = "") -> bytes:
+    def put_missed(self, missing: int, wanting: list[RemoteNode], topic: Topic, public: int) -> Put:
+        """Return a function that keeps batches with QoS 1 and 2 for lost nodes, and counts others as missed.
+
+        Args:
+            missing: the bits of the lost nodes.
+            wanting: the connected nodes that get the batches: a lost node may be among them again.
+            topic, public: see `put`.
+        """
+        name, lost = topic.name or b"", self._lost
+        known = [node.stream for node in wanting]
+        streams = list(
+            dict.fromkeys(one.stream for one in lost.of(missing) if one.stream is not None and one.stream not in known)
+        )
+        uncounted = sum(one.bit for one in lost.of(missing) if one.stream is not None)
+
+        def send(batch: bytes) -> None:
+            if not isinstance(batch, MqttBatch) or not batch.qos:
+                lost.missed(missing, count_messages(batch))
+                return
+            lost.missed(missing & ~uncounted, count_messages(batch))
+            for stream in streams:
+                self._streams.put(stream, self._wired(name, batch, public), batch)
+
+        return send
+
+    def keeps(self, missing: int) -> bool:
+        """Return whether messages with QoS 1 and 2 are kept for one of these lost nodes."""
+        return any(one.stream is not None for one in self._lost.of(missing))
+
+    def _wired(self, name: bytes, batch: bytes, public: int, group: str = "") -> WireMessages:
         frames = wire.rewritten(bytes(batch), 0, public)
         if not isinstance(batch, MqttBatch):
-            return cluster_mqtt.messages(WireMessages(name, group.encode(), frames))
+            return WireMessages(name, group.encode(), frames)
         left_ms = left_ms_of(batch.expires_s, self._broker.clock())
         properties, large = batch.properties, batch.large
-        return cluster_mqtt.messages(
-            WireMessages(name, group.encode(), frames, True, batch.qos, batch.retain, properties, left_ms, large)
-        )
+        return WireMessages(name, group.encode(), frames, True, batch.qos, batch.retain, properties, left_ms, large)
+
+    def _send(self, node: RemoteNode, messages: WireMessages, batch: bytes) -> None:
+        """Send messages to a node, with a number if they have QoS 1 or 2."""
+        if isinstance(batch, MqttBatch) and batch.qos and node.stream is not None:
+            self._streams.put(node.stream, messages, batch)
+        else:
+            node.send_queue.put(cluster_mqtt.messages(messages))
+
+    @property
+    def kept_bytes(self) -> int:
+        """See `ClusterMqtt`."""
+        return self._streams.size_bytes
+
+    def must_wait(self, publisher: BrokerPeer) -> bool:
+        """See `ClusterMqtt`."""
+        return self._streams.must_wait(publisher)
 
     def send_large(self, topic: Topic, batch: MqttBatch) -> tuple[int, int]:
         """See `ClusterMqtt`."""
@@ -251,12 +307,16 @@ class MqttNodes:
         public = state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
         bits = state.interest.nodes(state.key_of(topic)) | self.filters.nodes(name)
         sent = missed = 0
-        for node in self._nodes_with(bits):
+        nodes = list(self._nodes_with(bits))
+        for node in nodes:
             if node.send_queue.version >= cluster_mqtt.VERSION:
-                node.send_queue.put(self._packed(name, batch, public))
+                self._send(node, self._wired(name, batch, public), batch)
                 sent += 1
             else:
                 missed += 1
+        if self._lost.nodes and (missing := self.missing(topic, bits)):
+            self.put_missed(missing, nodes, topic, public)(batch)
+            sent += self.keeps(missing)
         put = self.group_put(topic)
         if put is not None:
             put(batch)
@@ -264,23 +324,37 @@ class MqttNodes:
 
     # ---- shared subscriptions: the node of the publisher chooses the client, or the node of the client
 
+    def missing(self, topic: Topic, bits: int) -> int:
+        """Return the bits of lost nodes that want the messages to a topic; `bits` are those in sets of nodes."""
+        key = self._state.key_of(topic)
+        return self._lost.wanting(key, key[0], topic.name) | self._lost.left(bits)
+
     def group_put(self, topic: Topic) -> Put | None:
         """Return a function that sends batches to clients of shared subscriptions that only other nodes have.
 
         `Devices` decides about those that this hub has too.
         """
-        if not len(self.filters):
+        lost = self._lost.filters
+        if not len(self.filters) and not len(lost):
             return None
         name = topic.name or b""
         groups = self.filters.groups(name)
-        if not groups:
+        lost_groups = lost.groups(name) if len(lost) else []
+        if not groups and not lost_groups:
             return None
+        known = {group.text for group in groups}
+        lost_groups = [group for group in lost_groups if group.text not in known]
 
         def send(batch: bytes) -> None:
             devices = self._broker.devices
             for group in groups:
                 if devices is None or not devices.has_group(group.filter, group.name):
-                    self._send_to_group(group, name, batch, group.connected or group.offline)
+                    bits = group.connected or group.offline
+                    if not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
+                        self._keep_for_group(group.text, group.connected | group.offline, name, batch)
+            for group in lost_groups:
+                if devices is None or not devices.has_group(group.filter, group.name):
+                    self._keep_for_group(group.text, 0, name, batch)
 
         return send
 
@@ -291,12 +365,30 @@ class MqttNodes:
 
     def _send_to_group(self, group: RemoteGroup, name: bytes, batch: bytes, bits: int) -> bool:
         nodes = [node for node in self._nodes_with(bits) if not node.gone]
-        if not nodes:
-            return False
-        group.turn += 1
         public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
-        nodes[group.turn % len(nodes)].send_queue.put(self._packed(name, batch, public, group.text))
-        return True
+        group.turn += 1
+        if isinstance(batch, MqttBatch) and batch.origin & AGAIN:
+            first = next((one for one in self._state.remotes if prefix_of(one.identity) == batch.origin >> 64), None)
+            if first is not None and first.bit & (group.connected | group.offline):
+                return True  # the first node has saved it for a client of its own
+        if nodes:
+            turn = group.turn
+            if isinstance(batch, MqttBatch) and batch.qos == 2 and (batch.received is not None or batch.origin):
+                turn = hash(
+                    self._streams.origin_of(batch) & ~AGAIN
+                )  # sent again after a crash, it goes to the same node
+            self._send(nodes[turn % len(nodes)], self._wired(name, batch, public, group.text), batch)
+            return True
+        return False
+
+    def _keep_for_group(self, text: str, bits: int, name: bytes, batch: bytes) -> None:
+        """Keep a batch for a lost node with clients of a shared subscription, since no other node has any."""
+        known = self._lost.filters.group(text)
+        lost = self._lost.left(bits) | (known.connected | known.offline if known is not None else 0)
+        stream = next((one.stream for one in self._lost.of(lost) if one.stream is not None), None)
+        if stream is not None and isinstance(batch, MqttBatch) and batch.qos:
+            public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
+            self._streams.put(stream, self._wired(name, batch, public, text), batch)
 
     # ---- messages of other nodes
 
@@ -316,7 +408,15 @@ class MqttNodes:
 
     def on_messages(self, node: RemoteNode, packet: bytes) -> None:
         """Process a Messages packet."""
-        found = cluster_mqtt.parse_messages(self.body(node, packet[3:]))
+        self._deliver(node, cluster_mqtt.parse_messages(self.body(node, packet[3:])))
+
+    def on_numbered(self, node: RemoteNode, packet: bytes) -> None:
+        """Process a Streamed packet: messages that have arrived before are ignored."""
+        found = cluster_mqtt.parse_numbered(self.body(node, packet[3:]))
+        if self._streams.takes(node, found):
+            self._deliver(node, found.messages, found)
+
+    def _deliver(self, node: RemoteNode, found: WireMessages, numbered: Numbered | None = None) -> None:
         broker, count = self._broker, smq.count_frames(found.frames)
         topic = self._wanted_topic(found.name)
         if topic is None:
@@ -325,6 +425,8 @@ class MqttNodes:
         batch = self._unpacked(
             found, wire.rewritten(found.frames, topic.id, int.from_bytes(found.frames[smq.PTID], "big"))
         )
+        if numbered is not None and isinstance(batch, MqttBatch):
+            batch.origin, batch.arrived = numbered.origin & ~AGAIN, (numbered.stream, numbered.number)
         if found.group:
             if broker.devices is None:
                 broker.stats.drop(Drop.UNROUTED, count)

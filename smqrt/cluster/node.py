@@ -10,8 +10,11 @@ from hashlib import blake2b
 from smqrt.broker.broker import Broker
 from smqrt.cluster.channel import AppChannel, OnData, OnStatus
 from smqrt.cluster.clustered_broker import ClusteredBroker
+from smqrt.cluster.leaving_nodes import ABSENT_S
 from smqrt.cluster.link import ACK_BYTES, Link, LinkState, UnauthenticatedLinks
 from smqrt.cluster.link_channels import MAX_NAME_BYTES, Carried, Transport
+from smqrt.cluster.mqtt_sessions import LOST_S
+from smqrt.cluster.mqtt_streams import KEPT_BYTES
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.settings.limits import Bucket, LineLimit
 from smqrt.wire.cluster_packets import (
@@ -143,6 +146,9 @@ class Node:
         all_links: all links, also those in a handshake.
         unauthenticated: accepted links whose other side has not proved the password.
         queue_bytes, unacked_bytes: the maximum of queued bytes for a node, and of queued or unacknowledged bytes.
+        kept_s: how long messages are kept for a lost node.
+        kept_bytes: the memory for messages with QoS 1 and 2 that other nodes have not acknowledged, for each hub.
+        session_wait_s: see `SessionMoves.wait_s`.
         links_lost: the number of links that have ended after they were up.
         refused: the number of links that each kind of refusal has ended, on this side or the other.
         on_round_trip: called for each ping of a link with the seconds until its answer; None if that has not arrived
@@ -179,6 +185,7 @@ class Node:
         self.all_links: set[Link] = set()
         self.unauthenticated = UnauthenticatedLinks()
         self.queue_bytes, self.unacked_bytes = queue_bytes, queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
+        self.kept_s, self.kept_bytes, self.session_wait_s = ABSENT_S, KEPT_BYTES, LOST_S
         self._renumberings = Bucket(RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE, clock_s())
         self.refused: Counter[int] = Counter()
         self.links_lost = 0
@@ -260,9 +267,13 @@ class Node:
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
         hub = ClusteredBroker(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
         hub.state.epoch = self.epoch
+        hub.streams.random, hub.streams.limit_bytes = self.random, self.kept_bytes
+        hub.lost.kept_s, hub.sessions.wait_s = self.kept_s, self.session_wait_s
         hub.leave = lambda: self.leave(hub)
         hub.suspend = lambda: self._suspend(hub)
         hub.resume = lambda: self._resume(hub)
+        for identity in hub.streams.known():
+            hub.lost.expect(identity, hub.streams.stream_to(identity))
         self._resume(hub)
         return hub
 

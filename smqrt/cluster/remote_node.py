@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smqrt.auth.identity import ANONYMOUS, Identity, Method
 from smqrt.broker.broker import Broker
@@ -19,8 +19,12 @@ from smqrt.broker.topics import Route, Topic, Traffic
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import cluster_mqtt, smq
 from smqrt.wire import cluster_packets as wire
+from smqrt.wire.cluster_mqtt import NumberedFrames
 from smqrt.wire.cluster_packets import Announced, Key, LinkType, rewritten
 from smqrt.wire.smq import server_of
+
+if TYPE_CHECKING:
+    from smqrt.cluster.mqtt_streams import MessageStream
 
 # ---- Send queue to another node, and forwarding routes
 
@@ -90,6 +94,11 @@ class NodeSendQueue(Outbox):
         return False
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether the node does not answer, and may be lost."""
+        return False
+
+    @property
     def is_behind(self) -> bool:
         """Whether the node is so far behind that snapshots should pause; see `wait`."""
         return False
@@ -134,6 +143,11 @@ MESSAGES = frozenset((smq.Type.PUBLISH, LinkType.MESSAGES, LinkType.PART, LinkTy
 """The types of packets that may be dropped when a queue is full; others are control packets. Retained messages are sent
 again then.
 """
+
+
+def may_drop(batch: bytes) -> bool:
+    """Return whether a full queue may drop a batch."""
+    return batch[2] in MESSAGES and type(batch) is not NumberedFrames
 
 
 def count_messages(frames: bytes) -> int:
@@ -359,6 +373,8 @@ class RemoteNode:
         filters: what it wants, by filter; see `smqrt.wire.cluster_mqtt.Wanted`.
         is_wide: whether it has too many filters, and gets all messages.
         parts: the beginning of a packet that comes in parts.
+        identity: names the sessions of MQTT clients at the node; empty before Greeting, and for older releases.
+        stream: the messages with QoS 1 and 2 to the node; None without numbers.
     """
 
     def __init__(
@@ -391,6 +407,8 @@ class RemoteNode:
         self.is_held = self.has_mqtt = self.is_wide = False
         self.filters: dict[str, int] = {}
         self.parts = bytearray()
+        self.identity = b""
+        self.stream: MessageStream | None = None
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- routes of its messages

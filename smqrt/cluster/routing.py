@@ -364,7 +364,11 @@ class ClusterRouting:
             topic.for_nodes().leads_away = True
             put = _rewriting(queue, tid, public) if public in state.local else queue.put
             return ForwardedRoute(None, [put], [queue], topic, state.broker.topic_table.traffic)
-        unnamed, to_groups = 0, None  # nodes that want the messages, but do not know the topic; see `MqttNodes.put`
+        wanted, unnamed, to_groups = (
+            0,
+            0,
+            None,
+        )  # nodes that want the messages, but do not know the topic; see `MqttNodes.put`
         if topic is None:  # this hub does not have the name of the topic
             key, bits = None, state.interest.nodes_of_number(tid)
         else:
@@ -372,8 +376,9 @@ class ClusterRouting:
             bits = state.interest.nodes(key)
             if len(self._mqtt.filters):
                 unnamed = self._mqtt.filters.nodes(topic.name or b"") & ~bits
-                to_groups = self._mqtt.group_put(topic)
                 bits |= unnamed
+            wanted = bits
+            to_groups = self._mqtt.group_put(topic)
             if state.broker.last_values is not None and state.broker.last_values.selects(topic):
                 # To all nodes: each may keep last values of the topic, for which it needs the name.
                 bits = state.bits
@@ -383,8 +388,13 @@ class ClusterRouting:
         if topic is not None and topic.nodes.leads_away != (bool(wanting) and route is None):
             topic.count()
             topic.for_nodes().leads_away = not topic.nodes.leads_away
-        missing = self._lost.wanting(key, tid) if self._lost.nodes else 0
-        if not wanting and to_groups is None and (route is None or not missing):
+        missing, is_kept = 0, False
+        if self._lost.nodes and topic is not None and state.broker.devices is not None:
+            missing = self._mqtt.missing(topic, wanted)
+            is_kept = self._mqtt.keeps(missing)
+        elif self._lost.nodes:
+            missing = self._lost.wanting(key, tid)
+        if not wanting and to_groups is None and not is_kept and (route is None or not missing):
             return route
         puts: list[Put] = []
         for node in wanting:
@@ -398,7 +408,9 @@ class ClusterRouting:
             puts.append(put)
         if to_groups is not None:
             puts.append(to_groups)
-        if missing:
+        if is_kept and topic is not None:
+            puts.append(self._mqtt.put_missed(missing, wanting, topic, public))
+        elif missing:
             puts.append(self._lost.counts(missing))
         queues = [node.send_queue for node in wanting]
         forwarded = ForwardedRoute(route, puts, queues, topic, state.broker.topic_table.traffic)

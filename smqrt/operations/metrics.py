@@ -371,6 +371,11 @@ FAMILIES = (
         lambda devices: len(devices.ledger.held) if devices.ledger else 0,
     ),
     _mqtt(
+        "smqrt_mqtt_kept_bytes",
+        "Messages with QoS 1 and 2 that other nodes have not acknowledged, with their memory, approximately.",
+        lambda devices: devices.broker.cluster.mqtt.kept_bytes if devices.broker.cluster else 0,
+    ),
+    _mqtt(
         "smqrt_mqtt_commits_total",
         "Commits of MQTT sessions and retained messages.",
         lambda devices: devices.ledger.commits if devices.ledger else 0,

@@ -364,6 +364,9 @@ def cluster_plan(settings: ClusterSettings) -> ClusterPlan:
         ping_s=settings.ping_s,
         silence_s=settings.silence_s,
         queue_bytes=settings.queue_bytes,
+        kept_s=settings.kept_s,
+        kept_bytes=settings.kept_bytes,
+        session_wait_s=settings.session_wait_s,
     )
 
 

@@ -539,6 +539,9 @@ class ClusterSettings:
     queue_bytes: int = option(
         16 << 20, size(1 << 18), "Limit of the send queue of a node; beyond, its link is reset.", shown="`16MiB`"
     )
+    kept_s: float = option(120.0, number(0, 86400), "Seconds for which QoS 1 and 2 are kept for a lost node.")
+    kept_bytes: int = option(64 << 20, size(1 << 18), "Memory of a hub for these messages.", shown="`64MiB`")
+    session_wait_s: float = option(5.0, number(0, 60), "Seconds for which CONNECT waits for a node that was lost.")
 
 
 MAX_WORKERS = 128

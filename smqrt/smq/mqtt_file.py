@@ -7,12 +7,14 @@ of their changes, see `MqttSettings.sync`; other changes are written within `syn
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 
 import gevent
 from gevent import get_hub
 
+from smqrt.broker.mqtt.arrivals import MAX_STREAMS
 from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.mqtt.ledger import Group, Ledger
 from smqrt.broker.mqtt.records import restore_session
@@ -207,6 +209,11 @@ def restore(connection: sqlite3.Connection, devices: Devices, now_s: float) -> t
     """
     clock_s = devices.broker.clock()
     shift_s = clock_s - now_s
+    arrivals = devices.arrivals
+    arrivals.identity, arrivals.start = mqtt_tables.begin_start(connection, arrivals.identity or os.urandom(16))
+    arrivals.last_origin = 0
+    arrivals.nodes |= dict.fromkeys(mqtt_tables.nodes(connection))
+    arrivals.numbers = {**mqtt_tables.streams(connection, MAX_STREAMS), **arrivals.numbers}
     names_before, ids_before = set(devices.retained.by_name), set(devices.sessions)
     for message in mqtt_tables.retained_messages(connection, shift_s):
         if message.name not in names_before and message.expires_s > clock_s:
@@ -232,6 +239,8 @@ def restore(connection: sqlite3.Connection, devices: Devices, now_s: float) -> t
         ledger.session_changed(device)
     for name in names_before:
         ledger.touch(name)
+    for one in arrivals.numbers.items():
+        ledger.touch(one)
     kept = [one.rows.number for one in devices.sessions.values() if one.rows is not None]
     has_unused = queues.keys() - kept or any(one.body is not None and not one.body.users for one in messages.values())
     return ledger, kept if has_unused else None

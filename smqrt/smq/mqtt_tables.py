@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from smqrt.broker.mqtt.ledger import Group
+from smqrt.broker.mqtt.ledger import RECEIVED, Group
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.saved_sessions import SavedRow, restored_message
 
@@ -22,6 +23,10 @@ SCHEMAS = (
     " retain INTEGER, properties BLOB, expires REAL, identifiers BLOB, checksum INTEGER)",
     "CREATE TABLE IF NOT EXISTS mqtt_queue (number INTEGER PRIMARY KEY, session INTEGER, position INTEGER,"
     " state INTEGER, packet INTEGER, message INTEGER, checksum INTEGER)",
+    "CREATE TABLE IF NOT EXISTS mqtt_hub (identity BLOB, start INTEGER)",
+    "CREATE TABLE IF NOT EXISTS mqtt_streams (stream INTEGER PRIMARY KEY, number INTEGER, used REAL)",
+    "CREATE TABLE IF NOT EXISTS mqtt_nodes (identity BLOB PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS mqtt_origins (message INTEGER PRIMARY KEY, origin BLOB)",
 )
 """A message that several sessions wait for is one row of `mqtt_messages`."""
 
@@ -46,11 +51,15 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
     """
     messages = [_message_row(number, one, shift_s) for number, one in group.messages]
     rows = [(*row, _checksum(repr(row).encode())) for row in group.rows]
+    origins = [(number, one.origin.to_bytes(16, "big")) for number, one in group.messages if one.origin]
+    gone_messages = [(number,) for number in group.gone_messages]
     for statement, values in (
         ("INSERT OR REPLACE INTO mqtt_messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", messages),
         ("INSERT OR REPLACE INTO mqtt_queue VALUES (?, ?, ?, ?, ?, ?, ?)", rows),
         ("DELETE FROM mqtt_queue WHERE number = ?", [(number,) for number in group.gone_rows]),
-        ("DELETE FROM mqtt_messages WHERE number = ?", [(number,) for number in group.gone_messages]),
+        ("DELETE FROM mqtt_messages WHERE number = ?", gone_messages),
+        ("INSERT OR REPLACE INTO mqtt_origins VALUES (?, ?)", origins),
+        ("DELETE FROM mqtt_origins WHERE message = ?", gone_messages if _has_origins(connection, origins) else []),
     ):
         if values:  # each call releases the lock of the interpreter
             connection.executemany(statement, values)
@@ -61,6 +70,13 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
             text = json.dumps(shifted(record, shift_s), default=_text_of)
             row = client_id, text, _checksum(client_id.encode(), text.encode())
             connection.execute("INSERT OR REPLACE INTO mqtt_sessions VALUES (?, ?, ?)", row)
+    if group.streams:
+        streams = [(_signed(stream), number, time.time()) for stream, number in group.streams.items()]
+        connection.executemany("INSERT OR REPLACE INTO mqtt_streams VALUES (?, ?, ?)", streams)
+    for identity, is_known in group.nodes.items():
+        connection.execute("DELETE FROM mqtt_nodes WHERE identity = ?", (identity,))
+        if is_known:
+            connection.execute("INSERT INTO mqtt_nodes VALUES (?)", (identity,))
     for name, message in group.retained.items():
         if message is None:
             connection.execute("DELETE FROM mqtt_retained WHERE name = ?", (name,))
@@ -69,6 +85,48 @@ def write(connection: sqlite3.Connection, group: Group, shift_s: float) -> None:
             checksum = _checksum(name, message.payload, message.properties, str(expires).encode())
             retained = name, message.payload, message.qos, message.properties, expires, checksum
             connection.execute("INSERT OR REPLACE INTO mqtt_retained VALUES (?, ?, ?, ?, ?, ?)", retained)
+
+
+def _has_origins(connection: sqlite3.Connection, new: list[tuple[int, bytes]]) -> bool:
+    """Return whether messages of the file have ids: only in a cluster."""
+    return bool(new) or connection.execute("SELECT 1 FROM mqtt_origins LIMIT 1").fetchone() is not None
+
+
+def _signed(number: int) -> int:
+    """Return an unsigned 64-bit number in the form of SQLite."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def begin_start(connection: sqlite3.Connection, identity: bytes) -> tuple[bytes, int]:
+    """Count a start, and return the identity of the sessions in the file with the number of the start.
+
+    Args:
+        connection: the file.
+        identity: the identity of a new file.
+    """
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        found = connection.execute("SELECT identity, start FROM mqtt_hub").fetchone()
+        known, start = found or (identity, 0)
+        connection.execute("DELETE FROM mqtt_hub")
+        connection.execute("INSERT INTO mqtt_hub VALUES (?, ?)", (known, start + 1))
+    return known, start + 1
+
+
+def nodes(connection: sqlite3.Connection) -> list[bytes]:
+    """Return the identities of the other hubs of the cluster."""
+    return [identity for (identity,) in connection.execute("SELECT identity FROM mqtt_nodes").fetchall()]
+
+
+def streams(connection: sqlite3.Connection, limit: int) -> dict[int, int]:
+    """Return the last numbers of the streams that were used last, at most `limit`; remove others."""
+    rows = connection.execute("SELECT stream, number FROM mqtt_streams ORDER BY used DESC LIMIT ?", (limit,)).fetchall()
+    if len(rows) == limit:
+        connection.execute(
+            "DELETE FROM mqtt_streams WHERE stream NOT IN (SELECT stream FROM mqtt_streams ORDER BY used DESC LIMIT ?)",
+            (limit,),
+        )
+    return {stream & (1 << 64) - 1: number for stream, number in reversed(rows)}
 
 
 def _message_row(number: int, message: Message, shift_s: float) -> tuple[object, ...]:
@@ -97,6 +155,7 @@ def remove_unused(connection: sqlite3.Connection, sessions: list[int]) -> None:
     connection.execute(
         "DELETE FROM mqtt_messages WHERE number NOT IN (SELECT message FROM mqtt_queue WHERE message IS NOT NULL)"
     )
+    connection.execute("DELETE FROM mqtt_origins WHERE message NOT IN (SELECT number FROM mqtt_messages)")
 
 
 # ---- reading
@@ -140,6 +199,10 @@ def messages(connection: sqlite3.Connection, shift_s: float) -> dict[int, Messag
             expires = None if expires is None else expires + shift_s
             record = [name, payload, qos, bool(retain), properties, expires, identifiers]
             kept[number] = restored_message(number, record)
+    with closing(connection.execute("SELECT message, origin FROM mqtt_origins")) as found:
+        for number, origin in found:
+            if number in kept:
+                kept[number].origin = int.from_bytes(origin, "big")
     return kept
 
 
@@ -168,7 +231,9 @@ def queues(connection: sqlite3.Connection, known: dict[int, Message]) -> dict[in
 
 def next_number(connection: sqlite3.Connection, records: list[dict[str, Any]]) -> int:
     """Return the first number that nothing in the file has."""
-    queue = connection.execute("SELECT max(max(number, position)) FROM mqtt_queue").fetchone()[0] or 0
+    # The position of a received packet identifier is the id of its message.
+    largest = f"CASE state WHEN {RECEIVED} THEN number ELSE max(number, position) END"
+    queue = connection.execute(f"SELECT max({largest}) FROM mqtt_queue").fetchone()[0] or 0
     message = connection.execute("SELECT max(number) FROM mqtt_messages").fetchone()[0] or 0
     sessions = max((int(record.get("number", 0)) for record in records), default=0)
     return 1 + max(int(queue), int(message), sessions)

@@ -1,4 +1,4 @@
-"""Packets between cluster nodes about MQTT clients; link version 2.
+"""Packets between cluster nodes about MQTT clients; link versions 2 and 3.
 
 A body that does not fit one packet is sent in several: all but the last one have the type `LinkType.PART`.
 """
@@ -15,8 +15,9 @@ from smqrt.wire import smq
 from smqrt.wire.cluster_packets import LinkType
 from smqrt.wire.smq import MAX_PACKET_BYTES
 
-VERSION = 2
-"""The version of links that carry these packets."""
+VERSION, STREAM_VERSION = 2, 3
+"""The version of links that carry these packets, and of those that number messages with QoS 1 and 2."""
+IDENTITY_BYTES = 16
 NEVER_MS = (1 << 64) - 1
 """The time to live of messages that do not expire."""
 PART_BYTES = MAX_PACKET_BYTES - 3
@@ -65,6 +66,22 @@ class WireMessages(NamedTuple):
     large: bytes | None = None
 
 
+class Numbered(NamedTuple):
+    """Messages with QoS 1 or 2 that the receiver acknowledges.
+
+    Attributes:
+        stream: the random number of the stream.
+        number: their number in the stream, from 1.
+        origin: the id of the first message with QoS 2; the following messages have the next ids. 0 for none.
+        messages: the messages.
+    """
+
+    stream: int
+    number: int
+    origin: int
+    messages: WireMessages
+
+
 class WireRetained(NamedTuple):
     """A retained message.
 
@@ -86,6 +103,8 @@ class WireRetained(NamedTuple):
 
 _FILTER = struct.Struct(">BH")
 _MESSAGES = struct.Struct(">BQHHII")  # flags, left_ms, lengths of name, group, properties and frames
+_NUMBERED = struct.Struct(">QQ16s")  # stream, number, origin
+_POSITION = struct.Struct(">BQQ")
 _RETAINED = struct.Struct(">QBQHI")  # stamp, qos, left_ms, lengths of name and properties
 _IS_MQTT, _RETAIN, _IS_LARGE = 4, 8, 16  # above the two bits of the QoS
 
@@ -125,11 +144,18 @@ def parse_filters(packet: bytes) -> Iterator[tuple[str, Wanted]]:
 
 def messages(of: WireMessages) -> bytes:
     """Return the frames with messages, for the send queue of a node; `count_messages` counts them."""
+    return packets(_head(LinkType.MESSAGES, of), _body(of))
+
+
+def _head(kind: LinkType, of: WireMessages) -> bytes:
+    return bytes((kind,)) + min(smq.count_frames(of.frames), 0xFFFF).to_bytes(2, "big")
+
+
+def _body(of: WireMessages) -> bytes:
     flags = of.qos | of.is_mqtt * _IS_MQTT | of.retain * _RETAIN | (of.large is not None) * _IS_LARGE
     lengths = len(of.name), len(of.group), len(of.properties), len(of.frames)
     body = _MESSAGES.pack(flags, of.left_ms, *lengths) + of.name + of.group + of.properties + of.frames
-    count = min(smq.count_frames(of.frames), 0xFFFF)
-    return packets(bytes((LinkType.MESSAGES,)) + count.to_bytes(2, "big"), body + (of.large or b""))
+    return body + (of.large or b"")
 
 
 def parse_messages(body: bytes) -> WireMessages:
@@ -163,6 +189,53 @@ def _are_messages(frames: bytes) -> bool:
             return False
         at += size
     return 0 < at == end
+
+
+class NumberedFrames(bytes):
+    """Frames with numbered messages. A full queue does not drop them, since their sender keeps and limits them."""
+
+
+def numbered(of: Numbered) -> NumberedFrames:
+    """Return the frames with numbered messages, for the send queue of a node."""
+    body = _NUMBERED.pack(of.stream, of.number, of.origin.to_bytes(16, "big")) + _body(of.messages)
+    return NumberedFrames(packets(_head(LinkType.STREAMED, of.messages), body))
+
+
+def parse_numbered(body: bytes) -> Numbered:
+    """Parse the body of Numbered.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    if len(body) < _NUMBERED.size:
+        raise _short()
+    stream, number, origin = _NUMBERED.unpack_from(body)
+    return Numbered(stream, number, int.from_bytes(origin, "big"), parse_messages(body[_NUMBERED.size :]))
+
+
+def greeting(identity: bytes) -> bytes:
+    """Return a Greeting packet."""
+    return bytes((LinkType.GREETING,)) + identity
+
+
+def parse_greeting(packet: bytes) -> bytes:
+    """Return the identity in a Greeting packet. Raises ProtocolError when it is malformed."""
+    if len(packet) != 1 + IDENTITY_BYTES:
+        raise _short()
+    return packet[1:]
+
+
+def position(kind: LinkType, stream: int, number: int) -> bytes:
+    """Return a Continue or Arrived packet."""
+    return _POSITION.pack(kind, stream, number)
+
+
+def parse_position(packet: bytes) -> tuple[int, int]:
+    """Return stream and number of a Continue or Arrived packet. Raises ProtocolError when it is malformed."""
+    if len(packet) != _POSITION.size:
+        raise _short()
+    _, stream, number = _POSITION.unpack(packet)
+    return stream, number
 
 
 def retained(of: WireRetained) -> bytes:

@@ -27,8 +27,10 @@ from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 #        ◀── Open ───────▶      for each hub; packets of `LinkType` and messages follow
 #                               for each application channel; messages and Handled follow
 
-OLDEST_VERSION, VERSION = 1, 2
-"""Version 2 has the packets from `LinkType.FILTERS` on; see `smqrt.wire.cluster_mqtt`."""
+OLDEST_VERSION, VERSION = 1, 3
+"""Version 2 has the packets from `LinkType.FILTERS` on, version 3 those from `LinkType.GREETING` on; see
+`smqrt.wire.cluster_mqtt`.
+"""
 MAGIC = b"smqrt node"
 ID_BYTES = 16
 NONCE_BYTES = 32
@@ -310,6 +312,14 @@ class LinkType(IntEnum):
     """JSON about a session that moves, see `smqrt.cluster.mqtt_sessions`. Byte strings are objects with the field
     `bytes`, which is Base64.
     """
+    GREETING = 0x5D
+    """`16s identity`: names the sessions of the sender, see `smqrt.cluster.mqtt_streams`. It is the first packet."""
+    CONTINUE = 0x5E
+    """`u64 stream, u64 number`: asks for `ARRIVED`. Messages up to the number follow; 0 for none."""
+    ARRIVED = 0x5F
+    """`u64 stream, u64 number`: the last number of a stream that has arrived at the sender; 0 for none."""
+    STREAMED = 0x40
+    """`u16 count`, and the body of `smqrt.wire.cluster_mqtt.Numbered`."""
 
 
 class Announced(NamedTuple):

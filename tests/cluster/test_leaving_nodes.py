@@ -112,9 +112,9 @@ def test_copies_for_killed_nodes_are_counted_until_restart(engine: Engine) -> No
     assert (lost(one), unrouted(one)) == (5, 1)
 
 
-def test_a_lost_node_is_forgotten_after_a_while(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving_nodes, "ABSENT_S", 0.0)
+def test_a_lost_node_is_forgotten_after_a_while(engine: Engine) -> None:
     one, other = pair(engine)
+    one.member.lost.kept_s = 0.0
     publisher = one.client()
     other.client().subscribe(b"topic")
     engine.until(lambda: one.wanted_by(b"topic"), "interest")

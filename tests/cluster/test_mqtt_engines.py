@@ -75,6 +75,7 @@ def test_messages_and_connects_wait_for_a_hub_that_migrates(engine: Engine) -> N
     engine.until(lambda: len(move.waiting) == 1, "the answer of the new process, which has no sessions yet")
     restore(new.hub.devices, record)
     assert not taken.done
+    new.member.sessions.transit_s = 0.0
     new.member.succeed(old.member.number)
     new.member.resync()
     engine.until(lambda: taken.done, "the session")
@@ -82,3 +83,39 @@ def test_messages_and_connects_wait_for_a_hub_that_migrates(engine: Engine) -> N
     moved = writer.hub.devices.sessions["d"]
     assert [(message.payload, message.qos) for message in moved.waiting] == [(b"kept", 1)]
     engine.until(lambda: not new.hub.devices.sessions, "the end of the session")
+
+
+def test_messages_of_a_cut_follow_once(engine: Engine) -> None:
+    places = one, other, third = [engine.place(name, prepare=with_mqtt) for name in ("one", "other", "third")]
+    engine.joined(*places)
+    sessions = []
+    for place in (other, third):
+        device, _ = place.hub.devices.open("reader at " + place.hub.devices.arrivals.identity.hex(), False)
+        device.expiry_s = 600
+        for _ in place.hub.devices.subscribe(device, "a/+", Options(2)):
+            pass
+        place.hub.devices.left(device)
+        sessions.append(device)
+    engine.until(lambda: all(len(node.filters) for node in one.member.remotes), "the filters")
+
+    def publish(first: int, last: int) -> None:
+        for number in range(first, last):
+            topic = one.hub.devices.topic_for(b"a/b")
+            assert topic is not None
+            frame = smq.publish_frame(topic.id, one.hub.server.etid, 0, b"%d" % number)
+            batch = mqtt_batch(frame, 1 + number % 2)
+            destination(one.hub, topic.id, one.hub.server.etid, one.hub.server).deliver(batch)
+
+    publish(0, 20)
+    engine.cut(one, other)
+    publish(20, 40)
+    engine.until(lambda: other.member.number not in [node.number for node in one.member.remotes], "it notices")
+    publish(40, 60)
+    engine.heal(one, other)
+    engine.until(lambda: len(one.member.remotes) == 2, "the link")
+    publish(60, 80)
+    expected = [b"%d" % number for number in range(80)]
+    engine.until(lambda: all(len(device.waiting) >= 80 for device in sessions), "the messages")
+    engine.settle()
+    assert [[one.payload for one in device.waiting] for device in sessions] == [expected] * 2
+    engine.until(lambda: not one.member.streams.size_bytes, "their acknowledgement")

@@ -61,6 +61,7 @@ REBUILT = {
         "is_stuck": "the same",
         "large_bytes": "the sum of the messages",
         "left_s": "it is connected",
+        "origins": "ids are compared for some seconds after a session has moved",
         "rows": "those of the other hub's file",
         "waiting_bytes": "the sum of the messages",
         "wildcards": "the sum of the subscriptions",

@@ -11,13 +11,15 @@ from typing import Any
 
 from smqrt.auth.identity import TOKEN, Action
 from smqrt.broker.mqtt.authentication import Exchange
-from smqrt.broker.mqtt.device import NEVER_S, Will, uid_of
+from smqrt.broker.mqtt.client_ids import uid_of
+from smqrt.broker.mqtt.device import NEVER_S
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
 from smqrt.broker.mqtt.session import RESERVED, check_characters, check_message_properties, is_reserved
 from smqrt.broker.mqtt.subscribing import SubscribingClient
 from smqrt.broker.mqtt.trace import TracedOutbox, trace_decoded, trace_packet
+from smqrt.broker.mqtt.wills import Will
 from smqrt.broker.outbox import Outbox, run_at_once
 from smqrt.broker.sessions import SessionState
 from smqrt.broker.state import BrokerState
@@ -350,6 +352,8 @@ class MqttClient(SubscribingClient):
         device.version = self.version
         device.expiry_s = min(_wanted_expiry_s(packet), self.devices.limits.session_expiry_s)
         device.will = will_of(packet.will, self.devices.features.max_qos) if packet.will is not None else None
+        if self.broker.cluster is not None:
+            self.broker.cluster.mqtt.session_connected(device)
         self.devices.session_changed(device)
         self.window, self.is_bridge = self.devices.limits.receive_maximum, packet.is_bridge
         if packet.version == 5:

@@ -1,4 +1,4 @@
-"""The connection that a session needs to send its messages."""
+"""Interfaces that a session needs to send its messages."""
 
 from __future__ import annotations
 
@@ -52,3 +52,10 @@ class ConnectedClient(Protocol):
     @property
     def has_room(self) -> bool:
         """Whether the connection takes more messages now."""
+
+
+class OriginFilter(Protocol):
+    """Decides which messages a session gets that is at two nodes for a while, see `smqrt.cluster.mqtt_sessions`."""
+
+    def takes(self, origin: int, /) -> bool:
+        """Return whether the session gets the message with this id."""

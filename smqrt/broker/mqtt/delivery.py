@@ -51,6 +51,11 @@ class DeliveryQueue(Outbox):
         """Whether batches wait for delivery, or one is delivered in part."""
         return self._is_delivering or bool(self.queue or self._unsent)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether batches of former turns wait for delivery."""
+        return self._is_delivering
+
     def flush(self) -> None:
         """Pass the batches of this turn on: for `DELIVERY_S` now, then in the next turns."""
         was_delivering = self._is_delivering

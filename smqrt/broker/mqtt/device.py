@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from smqrt.auth.identity import Action, Identity
-from smqrt.broker.mqtt.connected_client import ConnectedClient
+from smqrt.broker.mqtt.connected_client import ConnectedClient, OriginFilter
 from smqrt.broker.mqtt.filters import Delivery, Options
 from smqrt.broker.mqtt.ledger import Row, SessionRows
 from smqrt.broker.mqtt.messages import LARGE_BYTES, MAX_NUMBER, MESSAGE_BYTES, NO_EXPIRY_S, Message, Run
+from smqrt.broker.mqtt.wills import Will
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.fields import PacketType, Reason
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
     from smqrt.broker.mqtt.devices import Devices
     from smqrt.broker.mqtt.retained import RetainedFeed
 
-UID_PREFIX = b"mqtt:"
-"""MQTT client ids have a name space of their own beside the uids of SMQ clients."""
-MAX_UID_BYTES = 200
-"""Longer uids are hashed: packets between nodes have one byte for the length."""
 NEVER_S = 0xFFFFFFFF
 """The session expiry that means that a session does not expire."""
 MAX_LARGE_BYTES = 1 << 20
@@ -39,33 +34,6 @@ _FIRST_ANSWER = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
 """The answer to PUBLISH, by QoS."""
 _ANSWERED_QOS: dict[int, int] = {PacketType.PUBACK: 1, PacketType.PUBREC: 2, PacketType.PUBCOMP: 0}
 """The QoS of messages that an answer completes; 0 for those after PUBREC."""
-
-
-def uid_of(client_id: str) -> bytes:
-    """Return the uid of an MQTT client in the tables of the hub."""
-    raw = client_id.encode()
-    if len(raw) > MAX_UID_BYTES:
-        return UID_PREFIX + b"#" + blake2b(raw, digest_size=16).hexdigest().encode()
-    return UID_PREFIX + raw
-
-
-@dataclass(frozen=True, slots=True)
-class Will:
-    """The message that is published when a connection ends without DISCONNECT (MQTT 5 §3.1.2.5).
-
-    Attributes:
-        message: the message; its QoS and retain flag are those of the publication.
-        delay_s: seconds until it is published.
-        expiry_s: seconds from then until it expires.
-        due_s: when it is published, on the clock of the broker; None while the client is connected.
-    """
-
-    message: Message
-    delay_s: int
-    expiry_s: float
-    due_s: float | None = None
-
-
 _NO_MESSAGES: deque[Message] = deque()
 _NO_FEEDS: deque[RetainedFeed] = deque()
 _NO_NUMBERS: Set[int] = frozenset()
@@ -104,6 +72,7 @@ class Device:
         is_pressed: whether publishers wait because many messages wait here, see `Devices.pressed`.
         is_stuck: whether they have waited for the maximum time; they do not wait again until the session has room.
         rows: its messages in the `persist` file; None for a session that is not kept there.
+        origins: decides by their ids which messages with QoS 1 and 2 the session gets; None for all.
     """
 
     __slots__ = (
@@ -125,6 +94,7 @@ class Device:
         "is_pressed",
         "is_stuck",
         "large_bytes",
+        "origins",
         "rows",
         "left_s",
         "subscriptions",
@@ -158,11 +128,18 @@ class Device:
         self.feeds = _NO_FEEDS
         self.is_feeding = self.is_pressed = self.is_stuck = False
         self.rows: SessionRows | None = None
+        self.origins: OriginFilter | None = None
 
     # ---- messages to the client
 
-    def deliver(self, run: Run, one: Delivery) -> None:
-        """Send a batch to the client, or keep it for the client: messages with QoS 0 only while it is connected."""
+    def deliver(self, run: Run, one: Delivery, is_chosen: bool = False) -> None:
+        """Send a batch to the client, or keep it for the client: messages with QoS 0 only while it is connected.
+
+        Args:
+            run: the batch.
+            one: how the client subscribes.
+            is_chosen: whether no other client of the shared subscription gets it.
+        """
         client = self.client
         if one.no_local and run.publisher == self.etid:
             if one.own is None:  # [MQTT-3.8.3-3]
@@ -172,6 +149,11 @@ class Device:
         if not qos:
             if client is not None:
                 client.send_run(run, retain, one.identifiers)
+            return
+        if self.origins is not None and not is_chosen:
+            for message in run.messages(qos, retain, one.identifiers):
+                if self.origins.takes(message.origin):
+                    self.enqueue(message)
             return
         room = 0 if client is None or self.waiting or self._unsent else self._room
         if not room:
@@ -606,11 +588,18 @@ class Device:
             done += 1
         return done
 
-    def expect_releases(self, numbers: Sequence[int], is_saved: bool = False) -> None:
-        """Remember messages with QoS 2 of the client until PUBREL, also in the `persist` file if `is_saved`."""
+    def expect_releases(self, numbers: Sequence[int], is_saved: bool = False, origin: int = 0) -> None:
+        """Remember messages with QoS 2 of the client until PUBREL.
+
+        Args:
+            numbers: their packet identifiers.
+            is_saved: whether they are saved in the `persist` file, too.
+            origin: the id of the first message in a cluster; 0 for none.
+        """
         if is_saved and self.rows is not None:
-            for number in numbers:
-                self.rows.expect(number)
+            position = self.devices.arrivals.position_of(origin)
+            for at, number in enumerate(numbers):
+                self.rows.expect(number, position and position + at)
         if self.unreleased is _NO_NUMBERS:
             self.unreleased = set()
         self.unreleased.update(numbers)  # type: ignore[attr-defined]

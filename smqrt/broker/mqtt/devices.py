@@ -12,8 +12,10 @@ from itertools import islice
 from struct import unpack
 from weakref import ref
 
+from smqrt.broker.mqtt.arrivals import Arrivals
+from smqrt.broker.mqtt.client_ids import MAX_UID_BYTES, uid_of
 from smqrt.broker.mqtt.delivery import DeliveryQueue
-from smqrt.broker.mqtt.device import MAX_UID_BYTES, NEVER_S, Device, uid_of
+from smqrt.broker.mqtt.device import NEVER_S, Device
 from smqrt.broker.mqtt.features import ALL_FEATURES, Features
 from smqrt.broker.mqtt.filters import (
     Delivery,
@@ -86,6 +88,9 @@ class Devices(DeliveryQueue):
         system: the `$SYS` topics.
         take_overs: clients that replace each other.
         wills: publishes the wills of clients.
+        arrivals: see `Arrivals`.
+        again: ids of received messages with QoS 2, by session and packet identifier, that other nodes of a cluster may
+            not have, because the node that has received them was killed.
         counts: counters for these.
         handshake_s: time limit for a re-authentication.
         subscription_bytes: the memory of all subscriptions, approximately.
@@ -103,6 +108,8 @@ class Devices(DeliveryQueue):
         "_gaps",
         "_is_notifying",
         "_pressed",
+        "again",
+        "arrivals",
         "by_topic",
         "counts",
         "features",
@@ -139,6 +146,8 @@ class Devices(DeliveryQueue):
         self._gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
         self.wills = Wills(self)
+        self.arrivals = Arrivals()
+        self.again: dict[Device, dict[int, int]] = {}
         self.retained = RetainedMessages(broker, self.limits, self.properties_of, self._retained_changed)
         self.readers = ReaderTable()
         self.shared_rows = SharedRows()
@@ -246,6 +255,13 @@ class Devices(DeliveryQueue):
             self.set_filters(found, self.filters.match(name))
         elif self.broker.cluster is not None and self.broker.limits.of_all(table, name) is None:
             table.named(name)  # other nodes send messages only to topics that this node knows; `_on_topic` subscribes
+
+    def name_topics(self) -> Iterator[None]:
+        """Create the topics of filters without wildcards, in portions: the hub has joined a cluster with sessions."""
+        for one in list(self.filters.by_text.values()):
+            if not one.has_wildcard:
+                self._match_named(one)
+            yield
 
     def unsubscribe(self, device: Device, text: str) -> bool:
         """End a subscription; return whether there was one."""
@@ -363,8 +379,11 @@ class Devices(DeliveryQueue):
             yield
         elif (found := self.by_topic.get(topic)) is not None:
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
-            if self.ledger is not None and found.is_saved:
-                self._save_received(batch)
+            if isinstance(batch, MqttBatch) and batch.qos:
+                if self.ledger is not None and found.is_saved:
+                    self._save_received(self.ledger, batch)
+                if batch.origin:
+                    self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
 
     def deliver_at_once(self, batch: bytes) -> bool:
         """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
@@ -383,6 +402,8 @@ class Devices(DeliveryQueue):
         run = self.run(topic.name, topic.key, batch)
         for one in deliveries:
             one.device.deliver(run, one)
+        if isinstance(batch, MqttBatch) and batch.origin:
+            self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
         return True
 
     def _count_copies(self, batch: bytes, copies: int) -> None:
@@ -398,14 +419,13 @@ class Devices(DeliveryQueue):
         return found is not None and found.is_saved
 
     @staticmethod
-    def _save_received(batch: bytes) -> None:
-        """Save the packet identifiers of delivered messages with QoS 2, in one group with the messages."""
-        received = batch.received if isinstance(batch, MqttBatch) else None
-        if received is None:
-            return
-        device, numbers = received
-        if device.rows is not None:
-            device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), is_saved=True)
+    def _save_received(ledger: Ledger, batch: MqttBatch) -> None:
+        """Save packet identifiers and the number in a stream of delivered messages, in one group with the messages."""
+        if batch.arrived is not None:
+            ledger.touch(batch.arrived)
+        if batch.received is not None:
+            device, numbers = batch.received
+            device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), True, batch.origin)
 
     def check_messages_of(self, device: Device) -> None:
         """Ask the access control list about the messages of a client, since it has filters that are denied as a whole.
@@ -457,12 +477,13 @@ class Devices(DeliveryQueue):
                 # A member may have left meanwhile.
                 chosen = delivery(device, [options]) if options else (yield from group.choose(may_read))
                 if chosen is not None:
-                    chosen.device.deliver(run.part(frames), chosen)
+                    chosen.device.deliver(run.part(frames), chosen, True)
                 yield
-            for part in () if is_divided else run.singles() if run.count > 1 else (run,):
+            has_ids = isinstance(run.batch, MqttBatch) and run.batch.origin != 0
+            for part in () if is_divided else run.singles() if run.count > 1 or has_ids else (run,):
                 chosen = yield from group.choose(may_read)
                 if chosen is not None:
-                    chosen.device.deliver(part, chosen)
+                    chosen.device.deliver(part, chosen, True)
                 yield
 
     def _count(self, batch: bytes) -> int:
@@ -648,6 +669,7 @@ class Devices(DeliveryQueue):
     def end(self, device: Device) -> None:
         """End a session: its subscriptions and messages go. A will that is delayed is published (MQTT 5 §3.1.3.2.2)."""
         self.offline.pop(device, None)
+        self.again.pop(device, None)
         will, device.will = device.will, None
         if will is not None:
             self.wills.publish(will, self.broker.server)

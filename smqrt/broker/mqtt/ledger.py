@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
+from struct import unpack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from smqrt.broker.mqtt.messages import Mark, Message
+from smqrt.broker.mqtt.arrivals import KnownNode
+from smqrt.broker.mqtt.messages import Mark, Message, MqttBatch
 
 if TYPE_CHECKING:
     from smqrt.broker.mqtt.connected_client import ConnectedClient
@@ -109,6 +111,8 @@ class Group(NamedTuple):
         retained: retained messages that have changed, by name; None for those that were deleted.
         gone_rows: keys of rows to remove.
         gone_messages: keys of messages to remove.
+        streams: the last numbers of streams whose messages are in this group, see `Arrivals`.
+        nodes: whether other hubs of the cluster are known, by their identity.
     """
 
     through: int
@@ -118,6 +122,8 @@ class Group(NamedTuple):
     retained: dict[bytes, Message | None]
     gone_rows: list[int]
     gone_messages: list[int]
+    streams: dict[int, int]
+    nodes: dict[bytes, bool]
 
     @property
     def is_empty(self) -> bool:
@@ -173,10 +179,16 @@ class SessionRows:
         if row is not None:
             self.ledger.remove_row(row)
 
-    def expect(self, packet: int) -> None:
-        """Add the packet identifier of a received message with QoS 2."""
+    def expect(self, packet: int, position: int = 0) -> None:
+        """Add the packet identifier of a received message with QoS 2.
+
+        Args:
+            packet: the packet identifier.
+            position: the lower 64 bits of the id of the message in a cluster; 0 for none.
+        """
         if packet not in self.received:
-            self.received[packet] = self.ledger.add_row(self.number, RECEIVED, packet, None)
+            row = self.received[packet] = self.ledger.add_row(self.number, RECEIVED, packet, None)
+            row.position = position or row.position
 
     def release(self, packet: int) -> bool:
         """Remove the packet identifier of a received message; return whether PUBCOMP waits until the disk has done so.
@@ -214,14 +226,26 @@ class Barrier(Mark):
     Attributes:
         ledger: see `Ledger`.
         answers: the acknowledgements of messages before it.
+        forwards: messages with QoS 2 before it, and functions that send them to other nodes.
     """
 
     ledger: Ledger
     answers: list[tuple[Publisher, bytes]]
+    forwards: list[tuple[MqttBatch, Callable[[], object]]]
 
     def reached(self) -> None:
-        """Let the acknowledgements wait for the changes until now."""
+        """Let the acknowledgements wait for the changes until now.
+
+        Messages with QoS 2 go to other nodes when their packet identifiers are saved: the publisher sends them again
+        after a crash before that.
+        """
+        for batch, _ in self.forwards:
+            if batch.received is not None:
+                device, numbers = batch.received
+                device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), True, batch.origin)
         self.ledger.cut = self.ledger.seq
+        for _, send in self.forwards:
+            self.ledger.hold(send)
         for client, data in self.answers:
             self.ledger.hold(client.send_held, data)
         if self.ledger.held:
@@ -239,8 +263,8 @@ class Ledger:
     Attributes:
         waits: see above.
         next_number: the next number for a row, a message or a session.
-        dirty: changed rows, ids of changed sessions and names of changed retained messages, with the number of the
-            change, in this order.
+        dirty: changed rows, ids of changed sessions, names of changed retained messages, and numbers of streams with
+            the stream before; with the number of the change, in this order.
         seq: the number of the last change.
         cut: the last change that the next group may have: the messages of a batch are in one group.
         saved: the number of the last change that is saved.
@@ -257,7 +281,7 @@ class Ledger:
 
     def __init__(self, devices: Devices, waits: bool, next_number: int = 1) -> None:
         self._devices, self.waits, self.next_number = devices, waits, next_number
-        self.dirty: dict[Row | str | bytes, int] = {}
+        self.dirty: dict[Row | str | bytes | tuple[int, int] | KnownNode, int] = {}
         self.seq = self.cut = self.saved = 0
         self.held: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
         self.recorded: set[str] = set()
@@ -274,8 +298,12 @@ class Ledger:
 
     # ---- changes
 
-    def touch(self, key: Row | str | bytes) -> int:
-        """Save a row, the session with an id or the retained message of a topic; return the number of the change."""
+    def touch(self, key: Row | str | bytes | tuple[int, int] | KnownNode) -> int:
+        """Save a row, a session, the retained message of a topic, the number of a stream or a node.
+
+        Returns:
+            The number of the change.
+        """
         seq = self.dirty.get(key)
         if seq is None:
             self.seq = seq = self.seq + 1
@@ -375,7 +403,7 @@ class Ledger:
             self.ended = {client_id: seq for client_id, seq in self.ended.items() if seq > self.saved}
         if is_last or not self._devices.is_delivering:
             self.cut = self.seq
-        return Group(self.cut, [], [], {}, {}, [], [])
+        return Group(self.cut, [], [], {}, {}, [], [], {}, {})
 
     def fill(self, group: Group, record_of: Callable[[Device], dict[str, Any]]) -> Iterator[None]:
         """Move changes into a group, in portions.
@@ -400,7 +428,7 @@ class Ledger:
 
     def _take_key(
         self,
-        key: Row | str | bytes,
+        key: Row | str | bytes | tuple[int, int] | KnownNode,
         group: Group,
         released: list[Message],
         record_of: Callable[[Device], dict[str, Any]],
@@ -409,6 +437,11 @@ class Ledger:
             self._take_row(key, group, released)
         elif isinstance(key, bytes):
             group.retained[key] = self._devices.retained.by_name.get(key)
+        elif isinstance(key, KnownNode):
+            group.nodes[key.identity] = key.identity in self._devices.arrivals.nodes
+        elif isinstance(key, tuple):
+            stream, number = key
+            group.streams[stream] = max(number, group.streams.get(stream, 0))
         else:
             device = self._devices.sessions.get(key) or self.lost_clients.get(key)
             if device is not None and (device.expiry_s or device.will is not None):
@@ -472,9 +505,13 @@ class Ledger:
         if isinstance(last, Barrier):
             return last
         barrier = Barrier()
-        barrier.ledger, barrier.answers = self, []
+        barrier.ledger, barrier.answers, barrier.forwards = self, [], []
         self._devices.put(barrier)
         return barrier
+
+    def forward(self, batch: MqttBatch, send: Callable[[], object]) -> None:
+        """Send messages with QoS 2 to another node when their packet identifiers are saved, see `Barrier`."""
+        self.barrier().forwards.append((batch, send))
 
     def hold(self, send: Callable[..., object], *arguments: object) -> None:
         """Call a function with its arguments when the changes until now are saved."""

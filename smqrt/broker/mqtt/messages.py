@@ -72,9 +72,13 @@ class MqttBatch(ArrivedBatch):
         received: the session of the publisher and the packet identifiers, two bytes each, which are saved together with
             the messages; None when nothing is saved, and with QoS 0 and 1.
         on_accepted: called when `onpublish` has accepted the message; None for nothing to call.
+        origin: the id of the first message in a cluster; the others have the next ids. 0 for none.
+        arrived: the stream of another node and the number in it, which are saved together with the messages; None for
+            messages that were published here.
     """
 
-    messages = 0
+    messages = origin = 0
+    arrived: tuple[int, int] | None = None
     on_accepted: Callable[[], object] | None = None
     drops: list[Drop] | None = None
     large: bytes | None = None
@@ -90,7 +94,7 @@ class MqttBatch(ArrivedBatch):
         """Return other frames with the attributes of these."""
         found = mqtt_batch(frames, self.qos, self.retain, self.properties, self.expires_s)
         found.drops, found.large, found.received, found.group = self.drops, self.large, self.received, self.group
-        found.on_accepted = self.on_accepted
+        found.on_accepted, found.origin, found.arrived = self.on_accepted, self.origin, self.arrived
         return found
 
     def accepted(self) -> None:
@@ -137,9 +141,21 @@ class Message:
 
     Attributes:
         body: its place in the `persist` file; None when it is not there.
+        origin: its id in a cluster; 0 for none.
     """
 
-    __slots__ = ("_parts", "body", "expires_s", "identifiers", "name", "payload", "properties", "qos", "retain")
+    __slots__ = (
+        "_parts",
+        "body",
+        "expires_s",
+        "identifiers",
+        "name",
+        "origin",
+        "payload",
+        "properties",
+        "qos",
+        "retain",
+    )
 
     def __init__(
         self,
@@ -155,6 +171,7 @@ class Message:
         self.properties, self.expires_s, self.identifiers = properties, expires_s, identifiers
         self._parts: dict[int, tuple[bytes, bytes]] | None = None
         self.body: Body | None = None
+        self.origin = 0
 
     @property
     def size_bytes(self) -> int:
@@ -344,16 +361,18 @@ class Run:
         return list(smq.frames(self.batch))
 
     def part(self, frames: bytes) -> Run:
-        """Return some of the messages.
+        """Return some of the messages for one client, without their ids in a cluster.
 
         Args:
             frames: their Publish frames.
         """
         batch = self.batch.like(frames) if isinstance(self.batch, MqttBatch) else frames
+        if isinstance(batch, MqttBatch):
+            batch.origin = 0
         return Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
 
     def singles(self) -> Iterator[Run]:
-        """Return a run for each message."""
+        """Return a run for each message; see `part`."""
         for frame in smq.frames(self.batch):
             yield self.part(frame)
 
@@ -472,4 +491,8 @@ class Run:
                 Message(self.name, payload, qos, retain, properties, self.expires_s, identifiers)
                 for payload, properties in self.payloads
             ]
+            origin = self.batch.origin if isinstance(self.batch, MqttBatch) else 0
+            if origin:
+                for at, message in enumerate(found):
+                    message.origin = origin + at
         return found

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from smqrt.auth.identity import Action
 from smqrt.broker.client_limits import Meter, refuse_message
 from smqrt.broker.mqtt import large_messages
+from smqrt.broker.mqtt.arrivals import AGAIN
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import is_valid_name
 from smqrt.broker.mqtt.features import ALL_FEATURES
 from smqrt.broker.mqtt.ledger import MAX_HELD
@@ -234,7 +236,7 @@ class PublishingClient(MqttSession):
         waits = self.publish(batch)
         if not numbers:
             return waits
-        if waits or self.devices.must_wait(topic, self):
+        if waits or self._must_wait(topic):
             self._unanswered = Unanswered(batch.qos, numbers, batch, is_routed=not waits)
             return True
         if self.devices.ledger is None:
@@ -243,6 +245,11 @@ class PublishingClient(MqttSession):
         self._send_answers(batch.qos, numbers, _code_of(batch), self._is_saved(batch))
         return self._hold_back()
 
+    def _must_wait(self, topic: Topic | None) -> bool:
+        """Return whether the client has to wait for slow subscribers, or for links to other nodes."""
+        cluster = self.broker.cluster
+        return self.devices.must_wait(topic, self) or (cluster is not None and cluster.mqtt.must_wait(self))
+
     def _note_received(self, batch: MqttBatch, numbers: bytes) -> None:
         """Let the packet identifiers of messages with QoS 2 be saved together with the messages."""
         if self.device is not None and self.device.rows is not None:
@@ -250,7 +257,10 @@ class PublishingClient(MqttSession):
 
     def _is_saved(self, batch: MqttBatch) -> bool:
         """Return whether the acknowledgements of messages wait for the disk."""
-        return self.devices.ledger is not None and not batch.drops and self.devices.is_saved(batch)
+        if self.devices.ledger is None or batch.drops:
+            return False
+        is_forwarded = batch.received is not None and self.broker.cluster is not None  # once its identifier is saved
+        return is_forwarded or self.devices.is_saved(batch)
 
     def _send_answers(self, qos: int, numbers: bytes, code: Reason, is_saved: bool = False) -> None:
         """Send PUBACK or PUBREC for each message, in one write; nothing with QoS 0.
@@ -299,6 +309,8 @@ class PublishingClient(MqttSession):
             raise MqttError(Reason.TOPIC_NAME_INVALID, f"clients can't publish to {ascii(name[:64])[1:]}")
         if qos == 2:
             if number in device.unreleased:  # it was delivered before
+                if number in self.devices.again.get(device, ()):
+                    self._publish_again(message, name, device)
                 self._acknowledge(message, Reason.SUCCESS, is_saved=device.rows is not None)
                 return self._hold_back()
             if self.version == 5 and len(device.unreleased) >= self.devices.limits.receive_maximum:
@@ -314,6 +326,27 @@ class PublishingClient(MqttSession):
             answers_differ = self.broker.hooks.onpublish is not None or self.broker.publish_limits is not None
             self.run_name, self.run_first = name, _NO_RUN if qos and answers_differ else first
         return self._publish(message, name, permitted)
+
+    def _publish_again(self, message: PublishPacket, name: bytes, device: Device) -> None:
+        """Send a message to nodes that may not have it: the node that has received it was killed."""
+        origin = self.devices.again[device].pop(message.packet_identifier)
+        topic, cluster = self.devices.topic_for(name), self.broker.cluster
+        if topic is None or cluster is None or self.broker.hooks.onpublish is not None:
+            return
+        is_large = len(message.payload) > FRAME_PAYLOAD_BYTES
+        properties, expires_s = self._forwarded(message)
+        frame = smq.publish_frame(topic.id, self.etid, 0, b"" if is_large else message.payload)
+        batch = mqtt_batch(frame, 2, message.retain, properties, expires_s)
+        batch.origin, batch.large = origin, message.payload if is_large else None
+        if not self.devices.arrivals.knows(origin):
+            self.devices.arrivals.know((origin,))
+            if is_large:
+                large_messages.deliver(self.devices, topic, batch)
+            else:
+                topic.settle()
+                topic.deliver(batch)
+        batch.origin |= AGAIN
+        cluster.mqtt.send_large(topic, batch)
 
     def _name_of(self, message: PublishPacket) -> bytes:
         alias = message.properties.get("topicalias")
@@ -375,7 +408,7 @@ class PublishingClient(MqttSession):
         if topic is None and self.broker.publish_limits is None:
             self.broker.stats.drop(Drop.UNROUTED, 1)
             batch.drops.append(Drop.UNROUTED)
-        elif (waits := self._route_one(batch)) or (message.qos and self.devices.must_wait(topic, self)):
+        elif (waits := self._route_one(batch)) or (message.qos and self._must_wait(topic)):
             self._unanswered = Unanswered(message.qos, numbers, batch, kept, not waits)
             return True
         if self.broker.stats.drops[Drop.OVER_RATE] != before:
@@ -443,6 +476,8 @@ class PublishingClient(MqttSession):
         device = self.device
         assert device is not None
         self.counts.answers += 1
+        if self.devices.again:
+            self.devices.again.get(device, {}).pop(number, None)
         was_saved = device.rows is not None and device.rows.release(number)
         code = Reason.SUCCESS if device.released(number) else Reason.PACKET_IDENTIFIER_NOT_FOUND
         data = encode_acknowledgement(PacketType.PUBCOMP, number, self.codec, code)

@@ -13,11 +13,12 @@ from smqrt.broker import sessions
 from smqrt.broker.broker import Broker
 from smqrt.broker.mqtt.authentication import Exchange
 from smqrt.broker.mqtt.client import MqttClient
-from smqrt.broker.mqtt.device import Device, Will
+from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.retained import RetainedFeed
+from smqrt.broker.mqtt.wills import Will
 from smqrt.broker.outbox import Outbox
 
 Record = dict[str, Any]
@@ -28,6 +29,7 @@ def record_of(devices: Devices) -> Record:
     return {
         "sessions": [session_record(one) for one in devices.sessions.values() if one.client is None],
         "retained": [message_record(one) for one in devices.retained.by_name.values()],
+        "arrivals": devices.arrivals.record(),
     }
 
 
@@ -36,6 +38,8 @@ def restore(devices: Devices, record: Record) -> None:
 
     A session that a client has opened here meanwhile is left as it is.
     """
+    if "arrivals" in record:  # older versions have none
+        devices.arrivals.restore(record["arrivals"])
     for one in record["retained"]:
         devices.retained.set(message_of(one))
     for one in record["sessions"]:

@@ -93,6 +93,10 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], 
         elif one.state == RECEIVED:
             device.expect_releases((one.packet,))
             rows.received[one.packet] = row
+            if one.position > one.number:  # with the id of the message, see `SessionRows.expect`
+                origin = device.devices.arrivals.origin_of(one.position)
+                device.devices.again.setdefault(device, {})[one.packet] = origin
+                device.devices.arrivals.know((origin,))
         else:
             device.in_flight[one.packet] = message
             device.last_number = one.packet

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from smqrt.broker.mqtt.device import Device, Will
 from smqrt.broker.mqtt.messages import Message, mqtt_batch
 from smqrt.broker.outbox import Drop, run_at_once
 from smqrt.broker.routes import GuardedRoute, destination
@@ -14,10 +13,28 @@ from smqrt.broker.state import BrokerPeer
 from smqrt.wire import smq
 
 if TYPE_CHECKING:
+    from smqrt.broker.mqtt.device import Device
     from smqrt.broker.mqtt.devices import Devices
 
 MAX_TIMER_S = 10.0
 """The longest timer for a will: it keeps the will, also after the client is back. A client may choose days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """The message that is published when a connection ends without DISCONNECT (MQTT 5 §3.1.2.5).
+
+    Attributes:
+        message: the message; its QoS and retain flag are those of the publication.
+        delay_s: seconds until it is published.
+        expiry_s: seconds from then until it expires.
+        due_s: when it is published, on the clock of the broker; None while the client is connected.
+    """
+
+    message: Message
+    delay_s: int
+    expiry_s: float
+    due_s: float | None = None
 
 
 class Wills:

@@ -17,6 +17,9 @@ from time import monotonic
 import gevent
 
 from smqrt.cluster.engines.mesh import PORT, LinkTls, Mesh, key_of
+from smqrt.cluster.leaving_nodes import ABSENT_S
+from smqrt.cluster.mqtt_sessions import LOST_S
+from smqrt.cluster.mqtt_streams import KEPT_BYTES
 from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
@@ -48,6 +51,7 @@ class ClusterPlan:
         hubs: whether every hub joins, even if its options name no cluster.
         workers: whether other nodes may be workers of this server.
         ping_s, silence_s, queue_bytes: see `Mesh`.
+        kept_s, kept_bytes, session_wait_s: see `Node`.
     """
 
     listen: str = ""
@@ -65,6 +69,9 @@ class ClusterPlan:
     ping_s: float = PING_S
     silence_s: float = SILENCE_S
     queue_bytes: int = QUEUE_BYTES
+    kept_s: float = ABSENT_S
+    kept_bytes: int = KEPT_BYTES
+    session_wait_s: float = LOST_S
 
     @property
     def joins(self) -> bool:
@@ -135,6 +142,8 @@ class ProcessCluster:
         key = self._key or _key(plan)
         tls = _link_tls(plan)
         mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
+        own = mesh.node
+        own.kept_s, own.kept_bytes, own.session_wait_s = plan.kept_s, plan.kept_bytes, plan.session_wait_s
         try:
             if plan.workers and worker_place().count > 1:
                 place = worker_place()

@@ -13,12 +13,13 @@ from smqrt.broker.mqtt import filters as filters_module
 from smqrt.broker.mqtt import ledger as ledger_module
 from smqrt.broker.mqtt import readers as readers_module
 from smqrt.broker.mqtt import subscribing
-from smqrt.broker.mqtt.device import MAX_LARGE_BYTES, Will
+from smqrt.broker.mqtt.device import MAX_LARGE_BYTES
 from smqrt.broker.mqtt.filters import Deliveries, Delivery, FilterSet, Options
 from smqrt.broker.mqtt.ledger import Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, mqtt_batch
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.records import record_of, restore
+from smqrt.broker.mqtt.wills import Will
 from smqrt.broker.outbox import Drop, flush_dirty
 from smqrt.settings.limits import MqttSettings
 from smqrt.wire import smq

@@ -1,0 +1,143 @@
+"""Crashes of nodes with `persist`: QoS 1 loses nothing over links, and QoS 2 doubles nothing (help: cluster)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster.mqtt_hubs import Device, FileCluster
+
+
+def waiting(cluster: FileCluster, at: int, client_id: str = "reader") -> list[bytes]:
+    """The messages in a session of a node."""
+    device = cluster.hubs[at].devices.sessions[client_id]
+    return [one.payload for one in (*device.in_flight.values(), *device.waiting) if one is not None]
+
+
+def with_reader(at: int = 1, wait_s: float = 0.0) -> FileCluster:
+    """A cluster with a session without a connection, which is saved."""
+    cluster = FileCluster(wait_s)
+    Device(cluster, at, "reader", qos=2).subscribe("a").lost()
+    cluster.write(at)
+    return cluster
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_the_file_lacks_arrives_again_and_nothing_else(qos: int) -> None:
+    cluster = with_reader()
+    cluster.publish(0, b"a", b"1", qos=qos)
+    cluster.write(0)
+    cluster.write(1)
+    cluster.publish(0, b"a", b"2", qos=qos)
+    cluster.write(0)
+    cluster.commit(1)  # the acknowledgement is not sent
+    cluster.publish(0, b"a", b"3", qos=qos)
+    cluster.write(0)
+    assert waiting(cluster, 1) == [b"1", b"2", b"3"]
+    cluster.kill(1)
+    cluster.publish(0, b"a", b"4", qos=qos)
+    cluster.write(0)
+    cluster.start(1)
+    assert waiting(cluster, 1) == [b"1", b"2", b"3", b"4"]
+    cluster.write(1)
+    assert cluster.members[0].streams.size_bytes == 0
+
+
+def test_several_crashes_in_a_row_double_nothing() -> None:
+    cluster = with_reader()
+    for number in range(5):
+        cluster.publish(0, b"a", b"%d" % number, qos=2)
+        cluster.write(0)
+        if number % 2:
+            cluster.commit(1)
+        cluster.kill(1)
+        cluster.start(1)
+    assert waiting(cluster, 1) == [b"%d" % number for number in range(5)]
+
+
+def before_the_commit(cluster: FileCluster) -> None:
+    cluster.settle()
+
+
+def before_the_forwarding(cluster: FileCluster) -> None:
+    cluster.commit(0)
+
+
+def before_the_acknowledgement(cluster: FileCluster) -> None:
+    cluster.commit(0)
+    released = cluster.hubs[0].devices.ledger.released()
+    next(released)
+    cluster.settle()
+
+
+@pytest.mark.parametrize("until", [before_the_commit, before_the_forwarding, before_the_acknowledgement])
+@pytest.mark.parametrize("is_read_there", [False, True])
+def test_a_publisher_whose_node_is_killed(until: Callable[[FileCluster], None], is_read_there: bool) -> None:
+    cluster = with_reader()
+    if is_read_there:
+        Device(cluster, 0, "near", qos=2).subscribe("a").lost()
+    publisher = Device(cluster, 0, "writer")
+    cluster.write(0)
+    publisher.publish("a", b"x", 7, 2)
+    assert waiting(cluster, 1) == [], "it follows when its identifier is saved"
+    until(cluster)
+    assert publisher.acknowledged == []
+    cluster.kill(0)
+    cluster.start(0)
+    again = Device(cluster, 0, "writer")
+    assert again.is_kept
+    again.publish("a", b"x", 7, 2, dup=True)
+    cluster.write(0)
+    again.settle()
+    assert again.acknowledged == [7]
+    assert waiting(cluster, 1) == [b"x"]
+    if is_read_there:
+        assert waiting(cluster, 0, "near") == [b"x"]
+
+
+def test_a_publisher_that_connects_to_another_node_after_a_crash() -> None:
+    cluster = with_reader(wait_s=5)
+    publisher = Device(cluster, 0, "writer")
+    cluster.write(0)
+    publisher.publish("a", b"x", 7, 2)
+    before_the_forwarding(cluster)
+    cluster.kill(0)
+    again = Device(cluster, 1, "writer")
+    cluster.start(0)
+    again.settle()
+    assert again.is_kept
+    for dup in (True, True):
+        again.publish("a", b"x", 7, 2, dup)
+    cluster.write(1)
+    again.settle()
+    assert again.acknowledged == [7, 7]
+    assert waiting(cluster, 1) == [b"x"]
+
+
+def test_connect_waits_for_a_node_that_was_killed() -> None:
+    cluster = with_reader(wait_s=5)
+    cluster.publish(0, b"a", b"before", qos=1)
+    cluster.write(1)
+    cluster.kill(1)
+    cluster.publish(0, b"a", b"kept", qos=1)
+    fresh = Device(cluster, 0, "fresh", clean=True)
+    assert fresh.is_kept is False, "a clean start does not wait"
+    device = Device(cluster, 0, "reader")
+    assert device.is_kept is None
+    cluster.start(1)
+    assert device.take() == [b"before", b"kept"]
+    assert device.is_kept is True
+    cluster.publish(1, b"a", b"after", qos=1)
+    assert device.take() == [b"after"]
+
+
+def test_connect_waits_for_a_bounded_time() -> None:
+    cluster = with_reader(wait_s=5)
+    cluster.kill(1)
+    device = Device(cluster, 0, "reader")
+    assert device.is_kept is None
+    cluster.hubs[0].tick(6)
+    device.settle()
+    assert device.is_kept is False
+    assert Device(cluster, 0, "later").is_kept is False, "the node has been lost for too long"
