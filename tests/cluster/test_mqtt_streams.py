@@ -243,3 +243,15 @@ def test_a_session_that_is_handed_over_to_a_node_that_is_lost_keeps_its_messages
     cluster.cut(0, 1)
     device = cluster.hubs[0].devices.sessions["reader"]
     assert [one.payload for one in device.waiting] == [b"1"]
+
+
+def test_a_number_that_has_arrived_is_ignored() -> None:
+    cluster = MqttCluster()
+    _, ear = cluster.hubs[1].client("reader", "a", qos=1)
+    cluster.settle()
+    member = cluster.members[1]
+    messages = WireMessages(b"a", b"", publish_frame(1, 2, 0, b"x"), True, 1)
+    for number in (1, 1, 3, 2):  # the sender has dropped one
+        packet = cluster_mqtt.numbered(Numbered(9, number, 0, messages))
+        member.mqtt.on_numbered(member.remotes[0], packet[2:])
+    assert ear.take() == [b"x", b"x"]

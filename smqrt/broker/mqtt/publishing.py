@@ -338,6 +338,7 @@ class PublishingClient(MqttSession):
         frame = smq.publish_frame(topic.id, self.etid, 0, b"" if is_large else message.payload)
         batch = mqtt_batch(frame, 2, message.retain, properties, expires_s)
         batch.origin, batch.large = origin, message.payload if is_large else None
+        batch.group = ""  # the node that was killed has saved it for a client of each shared subscription
         if not self.devices.arrivals.knows(origin):
             self.devices.arrivals.know((origin,))
             if is_large:
