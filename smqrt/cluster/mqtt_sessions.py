@@ -42,7 +42,7 @@ from smqrt.wire.cluster_packets import LinkType
 
 log = logging.getLogger("smqrt")
 
-ANSWER_S, MIGRATION_S, LOST_S = 2.0, 3.0, 5.0
+ANSWER_S, MIGRATION_S, LOST_S = 2.0, 3.0, 15.0
 """The maximum time for which a CONNECT waits for other nodes, for one whose hub migrates to another process, and the
 default for a client with a kept session while a node is lost."""
 CATCH_UP_S = 2.0

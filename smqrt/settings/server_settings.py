@@ -541,7 +541,7 @@ class ClusterSettings:
     )
     kept_s: float = option(120.0, number(0, 86400), "Seconds for which QoS 1 and 2 are kept for a lost node.")
     kept_bytes: int = option(64 << 20, size(1 << 18), "Memory of a hub for these messages.", shown="`64MiB`")
-    session_wait_s: float = option(5.0, number(0, 60), "Seconds for which CONNECT waits for a node that was lost.")
+    session_wait_s: float = option(15.0, number(0, 60), "Seconds for which CONNECT waits for a node that was lost.")
 
 
 MAX_WORKERS = 128

@@ -99,7 +99,7 @@ def test_too_much_data_of_an_application_ends_the_link(mesh: Mesh) -> None:
     [
         (b"\0\x02", CloseReason.SHORT_PACKET.value),
         (smq.frame(b"\x08" + bytes(5)), CloseReason.SHORT_PACKET.value),
-        (smq.frame(b"\x40"), "type 40 of another node"),
+        (smq.frame(b"\x6e"), "type 6e of another node"),
     ],
 )
 def test_a_violation_of_the_protocol_is_the_reason(ends: Ends, frame: bytes, why: str) -> None:
