@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
@@ -70,7 +71,10 @@ class Connector:
         except ssl.SSLError as error:
             raise StreamError("sslhandshake", error.reason or str(error)) from None
         except OSError as error:
-            raise StreamError("cannotconnect", f"{host} port {port}: {error.strerror or error}") from None
+            reason = (
+                os.strerror(error.errno) if error.errno else str(error)
+            )  # asyncio's own text is "Connect call failed"
+            raise StreamError("cannotconnect", f"{host} port {port}: {reason}") from None
         if self._tls is not None and self._options.verify:
             # Here and not in the TLS context, for a close reason that names the fault.
             trust = self._tls.store.judge(peer_chain(writer.get_extra_info("ssl_object")), host)

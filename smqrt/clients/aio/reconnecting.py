@@ -61,6 +61,7 @@ class ReconnectingSmqClient(KnownNames):
         self._settled = asyncio.Event()  # connected, or ended permanently
         self._closing = asyncio.Event()  # closed by the application, or ended; queued messages may still be sent
         self._closed = asyncio.Event()  # ended permanently
+        self._stopped = ConnectionEnd("closed", "the time limit was reached")
         self._by_application = False
         self._task: asyncio.Task[None] | None = None
 
@@ -352,7 +353,7 @@ class ReconnectingSmqClient(KnownNames):
     async def _run_connection(self) -> ConnectionEnd:
         connection = Connection(self._url, self._options, self._connector, self._send_room.set)
         self._connection = connection
-        end = ConnectionEnd("closed", "the time limit was reached")
+        end = self._stopped
         try:
             await connection.open()
             end = await connection.run(lambda event: _HANDLERS[type(event)](self, event), self._wait_for_room)
@@ -363,7 +364,9 @@ class ReconnectingSmqClient(KnownNames):
             end = ConnectionEnd("failed", f"{type(error).__name__}: {error}")
         finally:  # also when `_stop` cancels the task
             connection.abort()
-            self._connection, self.end = None, end
+            if end is not self._stopped or connection.accepted or self.end is None:
+                self.end = end  # otherwise the failure of the attempt before says more
+            self._connection = None
             if self._session.etid:
                 self._session.lost()
                 self._settled.clear()

@@ -13,6 +13,7 @@ from gevent.event import Event as Signal
 
 from smqrt.clients.backoff import Backoff
 from smqrt.clients.reconnect import ReconnectingClient
+from smqrt.clients.smq.asyncio_guard import called_by_asyncio
 from smqrt.clients.smq.common import KnownNames, checked_credentials, checked_decision
 from smqrt.clients.smq.connection import ClientConnection, SmqConnector
 from smqrt.clients.smq.options import (
@@ -25,7 +26,7 @@ from smqrt.clients.smq.options import (
 )
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
 from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, topic_key
-from smqrt.errors import ArgumentError, ClosedError, NoAnswer
+from smqrt.errors import ArgumentError, ClosedError, EventLoopError, NoAnswer
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.settings.option_types import make
 from smqrt.smq.messages import Message, Payload, json_bytes, payload
@@ -362,6 +363,7 @@ class SmqClient(ReconnectingSmqClient):
 
     Raises:
         ArgumentError: an invalid URL or option.
+        EventLoopError: an asyncio loop runs this function; use `smqrt.aio`.
 
     Attributes:
         end: the `ConnectionEnd` of the last connection or failed attempt; None before the first one.
@@ -370,6 +372,10 @@ class SmqClient(ReconnectingSmqClient):
     def __init__(
         self, url: str | Callable[[], Stream], options: Mapping[str, object] | None = None, **more: object
     ) -> None:
+        if called_by_asyncio():
+            raise EventLoopError(
+                "smqrt.client.SmqClient would block the asyncio loop that runs; use smqrt.aio.SmqClient"
+            )
         chosen = make(SmqClientOptions, {**(options or {}), **more})
         if callable(url):
             super().__init__(None, url, chosen)
