@@ -16,7 +16,7 @@ def called_by_asyncio() -> bool:
     events = sys.modules.get("asyncio.events")
     if events is None or events._get_running_loop() is None:
         return False
-    frame: FrameType | None = sys._getframe(1)  # the frames of a greenlet end where it was started
+    frame: FrameType | None = sys._getframe()  # the frames of a greenlet end where it was started
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_LOOPS):
             return True
