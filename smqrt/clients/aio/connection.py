@@ -12,6 +12,7 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from smqrt.clients.smq.options import TRUST_FAULTS, SmqClientOptions
 from smqrt.clients.smq.protocol import ClientProtocol, ConnectionEnd, Ended, Event, from_stream_error
@@ -26,7 +27,34 @@ _READ_BYTES = 16384  # up to 5,000 packets, which are processed without a pause
 _DISCONNECT_S = 2.0  # the broker closes the connection within this time after Disconnect
 _CLOSE_S = 1.0  # for the last bytes and the end of TLS; then the socket is closed at once
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+class Reader(asyncio.StreamReader):
+    """A stream reader that returns all received data also when the connection fails.
+
+    The standard one raises the error at once: a Disconnect packet would be lost that the broker has sent before.
+
+    Attributes:
+        failure: the error of the connection.
+    """
+
+    failure: Exception | None = None
+
+    def set_exception(self, exc: Exception) -> None:
+        """Store the error; called when the connection is lost."""
+        self.failure = exc
+        self.feed_eof()
+
+
+Streams = tuple[Reader, asyncio.StreamWriter]
+
+
+async def _open_streams(*address: Any, **options: Any) -> Streams:
+    """Do the same as `asyncio.open_connection`, with a `Reader`."""
+    loop = asyncio.get_running_loop()
+    reader = Reader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await loop.create_connection(lambda: protocol, *address, **options)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 class Connector:
@@ -62,10 +90,10 @@ class Connector:
         context, name = (None, None) if self._tls is None else (self._tls.context(), host)
         try:
             if proxy is None:
-                reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+                reader, writer = await _open_streams(host, port, ssl=context, server_hostname=name)
             else:
                 sock = await _open_through(proxy, host, port)
-                reader, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name)
+                reader, writer = await _open_streams(sock=sock, ssl=context, server_hostname=name)
         except socket.gaierror as error:
             raise StreamError("cannotresolve", f"{host}: {error.strerror}") from None
         except ssl.SSLError as error:
@@ -122,7 +150,7 @@ class Connection:
 
     def __init__(self, url: Url, options: SmqClientOptions, connector: Connector, on_sent: Callable[[], None]) -> None:
         self._name, self._options, self._connector, self._on_sent = str(url), options, connector, on_sent
-        self._reader: asyncio.StreamReader
+        self._reader: Reader
         self._writer: asyncio.StreamWriter | None = None
         self._wake = asyncio.Event()
         self._wake.set()
@@ -199,6 +227,8 @@ class Connection:
                 with self._as_connection_end():
                     async with asyncio.timeout(timeout_s):
                         data = await self._reader.read(_READ_BYTES)
+                    if not data and self._reader.failure is not None:
+                        raise self._reader.failure
             except ConnectionEnd as end:
                 if end.word != "timeout" or not self.accepted:
                     raise

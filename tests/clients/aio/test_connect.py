@@ -8,6 +8,7 @@ import pytest
 import trustme
 
 from smqrt.aio import Proxy
+from smqrt.clients.aio.connection import Reader
 from smqrt.errors import ArgumentError
 from tests.clients.aio.conftest import client
 from tests.conftest import free_port
@@ -161,5 +162,18 @@ def test_the_broker_ends_the_connection(run, broker, in_broker):
             await in_broker(broker.smq.shutdown, "maintenance")
             assert await smq.wait_closed(10)
             assert (smq.end.word, smq.end.by_broker) == ("maintenance", True)
+
+    run(program)
+
+
+def test_received_data_is_read_before_an_error(run):
+    """A Disconnect packet names the reason; a reset may come while it waits to be read."""
+
+    async def program():
+        reader = Reader()
+        reader.feed_data(b"reason")
+        reader.set_exception(ConnectionResetError("reset"))
+        assert [await reader.read(100), await reader.read(100)] == [b"reason", b""]
+        assert str(reader.failure) == "reset"
 
     run(program)
