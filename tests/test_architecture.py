@@ -10,7 +10,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
     "errors + printable + former_modules, process, settings + wire, workers + crypto, auth, broker, cluster + loop, "
-    "transport + child_processes, smq + mail + acme, clients, cluster.nats + http + wsgi + client + aio + mqtt + mqtt3c, "
+    "transport + child_processes, smq + mail + acme, clients, "
+    "cluster.nats + http + wsgi + client + aio + mqtt + mqtt3c, "
     "mqttc + gunicorn, cluster.engines + journal + manual, hub + server.restart, apps.python, app, apps.lua, "
     "server + apps, operations, operations.console, server.applications, server.runtime, pipeline, cli, __main__"
 )
