@@ -75,10 +75,8 @@ class Connector:
         Raises:
             ArgumentError: a file can't be read or is not valid.
         """
-        options = self._options
         if self._url.secure and self._tls is None:
-            files = (options.cafile, options.certfile, options.keyfile)
-            self._tls = options.tls or await asyncio.to_thread(ClientTls.from_files, *files)
+            self._tls = await asyncio.to_thread(_tls_of, self._options)
 
     async def open(self) -> Streams:
         """Return a new connection.
@@ -110,6 +108,13 @@ class Connector:
                 writer.transport.abort()
                 raise StreamError("sslnottrusted", TRUST_FAULTS[trust])
         return reader, writer
+
+
+def _tls_of(options: SmqClientOptions) -> ClientTls:
+    """Return the TLS options of a client, with a context that has read its certificates."""
+    tls = options.tls or ClientTls.from_files(options.cafile, options.certfile, options.keyfile)
+    tls.context()  # `Connector.open` gets the same one
+    return tls
 
 
 async def _open_through(proxy: Proxy, host: str, port: int) -> socket.socket:

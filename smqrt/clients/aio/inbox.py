@@ -16,6 +16,7 @@ T = TypeVar("T")
 MAX_MESSAGES = 1000
 POLICIES = ("wait", "oldest", "newest")
 """What a full queue does: stop reading from the broker, drop its oldest item, or drop the new one."""
+_OVERFULL = 10  # times the limit of a queue
 ITEMS_PER_TURN = 64
 """Number of messages that are received or sent without a pause; then other tasks run."""
 
@@ -48,9 +49,9 @@ class Room:
         return bool(self._full)
 
     @property
-    def fullest(self) -> float:
-        """The largest number of items of a full queue, as a multiple of its limit."""
-        return max((inbox.waiting / inbox.max_items for inbox in self._full), default=0.0)
+    def is_overfull(self) -> bool:
+        """Whether a queue has reached the limit up to which the client reads while a call waits for the broker."""
+        return any(inbox.waiting >= max(_OVERFULL * inbox.max_items, MAX_MESSAGES) for inbox in self._full)
 
 
 class Inbox(Generic[T]):

@@ -26,7 +26,6 @@ T = TypeVar("T")
 _STOP_S = 2.0  # for the end of a connection after the time limit of `close`
 # Reading stops while a queue is full. It continues up to these limits while a call waits for the broker, or while the
 # client closes.
-_MAX_OVERFULL = 10  # times the limit of a queue
 _MAX_READS = 1000  # of 16 KiB each
 
 
@@ -109,6 +108,7 @@ class ReconnectingSmqClient(KnownNames):
         """
         self._check_open()
         await self._connector.prepare()
+        self._check_open()  # it may have been closed meanwhile
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"smqrt client of {self._url}")
             self._task.add_done_callback(self._finish)
@@ -406,7 +406,7 @@ class ReconnectingSmqClient(KnownNames):
         while room.is_full:
             if self._waiting_calls or self.closing:
                 self._reads_ahead += 1
-                if self._reads_ahead < _MAX_READS and room.fullest < _MAX_OVERFULL:
+                if self._reads_ahead < _MAX_READS and not room.is_overfull:
                     return
                 self._fail_waiting("the application processes messages too slowly")
             room.changed.clear()
