@@ -204,7 +204,7 @@ class ReconnectingSmqClient(KnownNames):
             log.error("the client failed", exc_info=error)
         self._closing.set()
         self._closed.set()
-        self._session.abandon()
+        self._session.abandon()  # ends the calls that wait for an acknowledgement
         self._undelivered += self._session.in_doubt
         if self._undelivered:
             log.warning("%s", self._undelivered_text(self._undelivered))
@@ -213,9 +213,6 @@ class ReconnectingSmqClient(KnownNames):
         self._settled.set()
         self._send_room.set()
         self._fail_waiting("the client has ended")
-        for acknowledgement in tuple(self._acknowledgements):
-            if not acknowledgement.done():
-                acknowledgement.set_exception(self._closed_error())
         self._end_inboxes(None if self._by_application else self._closed_error())
         self._callbacks.finish()
 

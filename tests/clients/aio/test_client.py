@@ -82,6 +82,7 @@ def test_request_and_reply(run, url):
             assert await other.wait_connected(10)
             answers = await asyncio.gather(*(smq.request(other.gettid(), [n, 1]) for n in range(50)))
             assert [answer.json for answer in answers] == [n + 1 for n in range(50)]
+            assert smq._requests._open == {}
 
     run(program)
 

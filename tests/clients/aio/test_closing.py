@@ -167,10 +167,12 @@ def test_a_cancelled_subscription_ends(run, scripted):
 
     async def program():
         smq = await client(scripted(silent).url).start()
-        subscription = smq.subscribe("t")
+        subscription = smq.subscribe("t", timeout_s=0.2)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_await(subscription), 0.05)
         assert [message async for message in subscription] == []
+        with pytest.raises(NoAnswer):
+            await subscription
         with pytest.raises(NoAnswer, match=r"no answer in 0\.05 s"):
             await smq.subscribe("t", timeout_s=0.05)
         smq.disconnect()
@@ -181,11 +183,30 @@ def test_a_cancelled_subscription_ends(run, scripted):
 
 def test_close_in_a_callback_does_not_wait(run, broker):
     async def program():
+        events = []
         smq = client(broker.url)
-        smq.onconnect = lambda *_: smq.close()
+
+        async def onconnect(*_):
+            await smq.close()
+            events.append(smq.closed)
+            await asyncio.sleep(0)
+            events.append("after")
+
+        smq.onconnect = onconnect
         await smq.start()
         assert await smq.wait_closed(10)
         await smq.close()
+        assert events == [False, "after"]
+
+    run(program)
+
+
+def test_close_in_onclose_does_not_wait(run):
+    async def program():
+        smq = client("http://127.0.0.1:1/")
+        smq.onclose = lambda *_: smq.close(None)
+        await smq.start()
+        assert await smq.wait_closed(10)
 
     run(program)
 

@@ -10,6 +10,7 @@ import trustme
 from smqrt.aio import Proxy
 from smqrt.clients.aio.connection import Reader
 from smqrt.errors import ArgumentError
+from smqrt.wire import smq
 from tests.clients.aio.conftest import client
 from tests.conftest import free_port
 from tests.support.pki import Authority, client_of, gevent_context, identity_of, server_context
@@ -114,6 +115,14 @@ def answers_no_ping(conversation):
     conversation.wait_closed()
 
 
+def answers_pings(conversation):
+    conversation.accept()
+    for _ in range(3):
+        assert conversation.receive() == smq.PING
+        conversation.send(smq.PONG)
+    conversation.send(smq.disconnect(b"enough"))
+
+
 def sends_rubbish(conversation):
     conversation.accept()
     conversation.send(b"\xff")
@@ -125,6 +134,7 @@ def sends_rubbish(conversation):
     [
         (rejects_http, {}, ("nonsmq", False)),
         (is_silent, {"timeout": 0.1}, ("timeout", True)),
+        (answers_pings, {"ping": 0.05, "pong": 10.0}, ("enough", False)),
         (answers_no_ping, {"ping": 0.05, "pong": 0.05}, ("pong", True)),
         (sends_rubbish, {}, ("protocolerror", True)),
     ],
