@@ -20,6 +20,7 @@ from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Directory, Root
 from smqrt.transport.listener import Listener
+from tests.conftest import START_S
 from tests.support.waiting import PATIENCE_S, wait_until
 
 HERE = Path(__file__).parent
@@ -78,7 +79,7 @@ class Driver:
         self._process = subprocess.Popen(command, cwd=DRIVERS, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._input = FileObjectThread(self._process.stdin, "wb")
         self._answers: dict[int, AsyncResult[Json]] = {}
-        self._last = 0
+        self._last, self._is_running = 0, False
         self.events: dict[tuple[str, str], deque[Json]] = defaultdict(deque)
         self._reading = gevent.spawn(self._read)
 
@@ -97,6 +98,14 @@ class Driver:
         self._input.write(json.dumps({"id": self._last, **command}).encode() + b"\n")
         self._input.flush()
         return answer
+
+    def wait(self, answer: AsyncResult[Json]) -> Json:
+        """Returns an answer. The first one takes as long as the start of the program."""
+        patience_s = PATIENCE_S if self._is_running else START_S
+        wait_until(lambda: answer.ready() or self._reading.dead, f"an answer of {self.entry.name}", patience_s)
+        assert answer.ready(), f"the driver of {self.entry.name} has ended"
+        self._is_running = True
+        return answer.get()
 
     def event(self, client: str, kind: str) -> Json:
         """Returns the next event of a client and kind."""
@@ -219,7 +228,7 @@ class Player:
         finally:
             answers = [self._driver.send({"client": client, "do": "close"}) for client in self._clients]
             for answer in answers:
-                answer.get(timeout=PATIENCE_S)
+                self._driver.wait(answer)
             self._hub.stop()
 
     def _play(self, step: Json) -> None:
@@ -260,13 +269,13 @@ class Player:
         for number in range(count):
             waiting.append(self._driver.send(numbered(command, texts, number)))
         for answer in waiting:
-            self._check(answer.get(timeout=PATIENCE_S), step)
+            self._check(self._driver.wait(answer), step)
         if step["do"] == "subscribe":
             event = self._driver.event(command["client"], "subscribed")
             assert (event["topic"], event["accepted"]) == (step["topic"], step.get("accepted", True)), event
 
     def _ask(self, command: Json, step: Json) -> None:
-        self._check(self._driver.send(command).get(timeout=PATIENCE_S), step)
+        self._check(self._driver.wait(self._driver.send(command)), step)
 
     def _check(self, answer: Json, step: Json) -> None:
         assert ("error" in answer) is step.get("error", False), answer
