@@ -77,5 +77,5 @@ def in_broker() -> InBroker:
 
 
 def client(url: str, **options: Any) -> SmqClient:
-    """A client that reconnects quickly."""
-    return SmqClient(url, {"reconnect_delay": 0.05, **options})
+    """A client that reconnects quickly, and has patience with a busy machine."""
+    return SmqClient(url, {"reconnect_delay": 0.05, "timeout": 15.0, **options})

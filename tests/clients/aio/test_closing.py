@@ -65,6 +65,8 @@ def test_close_without_a_broker_raises(run):
     async def program():
         smq = await client(f"http://127.0.0.1:{free_port()}/").start()
         await smq.publish("x", "t")
+        while smq.end is None:
+            await asyncio.sleep(0.001)
         with pytest.raises(DeliveryError, match=r"did not confirm 1 message: .*is the server running there"):
             await smq.close(0.2)
         await smq.close()
