@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from smqrt.clients.smq.connection import SmqClientOptions, SubscriptionOptions
+from smqrt.clients.smq.keywords import SmqClientKeywords, SubscriptionKeywords
+from smqrt.settings.option_types import options_of
 from tests.conftest import REPOSITORY
 from tests.support.typed_examples import EXCLUDED, HELP, PARAMETERS, examples
 
@@ -75,6 +78,32 @@ def test_the_manual_has_the_types_of_parameters() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page.replace("\\|", "|"), re.MULTILINE))
     expected = {name: re.sub(r"\b_\w+\.", "", kind) for name, kind in PARAMETERS.items()}
     assert {name: rows.get(name) for name in expected} == expected
+
+
+WRONG = {
+    'SmqClient("http://localhost/", cafil="ca.pem")': "cafil",
+    'SmqClient("http://localhost/").subscribe("t", onmsg=lambda text: None)': "onmsg",
+    'hub.create().subscribe("t", onmesg=print)': "onmesg",
+}
+"""Mistakes that a type checker finds, with the name in its line."""
+
+
+def test_mypy_finds_mistakes_of_users(tmp_path: Path) -> None:
+    imports = "from smqrt import hub\nfrom smqrt.client import SmqClient\n"
+    (tmp_path / "wrong.py").write_text(imports + "\n".join(WRONG))
+    cache = Path(sys.pycache_prefix or tmp_path) / "mypy-of-examples"
+    lines = mypy(tmp_path, sys.executable, "--follow-imports=silent", f"--cache-dir={cache}", path=str(REPOSITORY))
+    for number, name in enumerate(WRONG.values(), 3):
+        assert re.search(rf'^wrong.py:{number}: error: .*"{name}"|^wrong.py:{number}: error: .*lambda', lines, re.M), (
+            lines
+        )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "options"), [(SmqClientKeywords, SmqClientOptions), (SubscriptionKeywords, SubscriptionOptions)]
+)
+def test_keywords_of_clients_are_their_options(keywords: type, options: type) -> None:
+    assert list(keywords.__annotations__) == list(options_of(options))
 
 
 @pytest.fixture

@@ -329,8 +329,12 @@ def _report_files(
     candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
     for file in sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file()):
         log.warning("configuration: %s is not read; select it with --config, or -c for a mako.conf", file)
-    if conf and conf.unsupported:
+    if conf is None:
+        return
+    if conf.unsupported:
         log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.unsupported))
+    for name, near in conf.misspelled.items():
+        log.warning("%s: %s is not a variable of the server; did you mean %s?", conf.path, name, near)
 
 
 def _guard_outputs() -> _OutputLoss:
