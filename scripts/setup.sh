@@ -40,7 +40,7 @@ python_env() {
   echo "Installing smqrt${extra:+ with [$extra]} into .venv"
   .venv/bin/python -c '' 2>/dev/null || "$python" -m venv --clear .venv
   .venv/bin/python -m pip install -qq --editable ".${extra:+[$extra]}"
-  # Spark looks for its sources in folders only, not where an editable install says they are.
-  echo "$PWD/smqrt/pipeline/entry" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/smqrt-spark.pth"
+  # An editable install is an import hook, which Spark and type checkers do not call: they look in folders only.
+  printf '%s\n' "$PWD" "$PWD/smqrt/pipeline/entry" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/smqrt-spark.pth"
   printf '%s' "$want" >"$stamp"
 }

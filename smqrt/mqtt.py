@@ -18,7 +18,7 @@ from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, OnStatus, W
 from smqrt.clients.mqtt.delivery import Delivery
 from smqrt.clients.mqtt.messages import Message, OnMessage
 from smqrt.clients.mqtt.subscriptions import OnSuback
-from smqrt.wire.mqtt.fields import OnPub
+from smqrt.wire.mqtt.fields import OnPub, Props
 
 __all__ = [
     "Delivery",
@@ -30,6 +30,7 @@ __all__ = [
     "OnPub",
     "OnStatus",
     "OnSuback",
+    "Props",
     "Will",
 ]
 

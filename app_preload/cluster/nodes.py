@@ -27,8 +27,11 @@ class Nodes:
 
     def __init__(self, app, shared, numbers):
         self._app = app
-        self._temporary = None if shared else tempfile.TemporaryDirectory(prefix="smqrt-nodes-")
-        self._directory = (shared or Path(self._temporary.name)) / "nodes"
+        self._temporary = None
+        if shared is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="smqrt-nodes-")
+            shared = Path(self._temporary.name)
+        self._directory = shared / "nodes"
         self._directory.mkdir(mode=0o700, exist_ok=True)
         for number in numbers:  # left over from a killed process
             (self._directory / number).unlink(missing_ok=True)
@@ -70,11 +73,10 @@ class Nodes:
         # The nodes must not inherit the settings of this server.
         environment = {name: value for name, value in os.environ.items() if "SMQRT_" not in name}
         environment["SMQRT_ADMIN__ENABLED"] = "false"  # otherwise commands such as `smqrt top` would find the nodes too
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        port = ""
-        with subprocess.Popen(command, cwd=self._app, env=environment, **pipes) as process:
+        port, pipe = "", subprocess.PIPE
+        with subprocess.Popen(command, cwd=self._app, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
             try:
-                for line in process.stdout:  # until the process exits
+                for line in process.stdout or ():  # until the process exits
                     if found := LISTENS.search(line):
                         port = found[1]
                         self._write_port(number, port)

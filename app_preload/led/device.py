@@ -6,20 +6,21 @@ import gevent
 
 from smqrt.client import SmqClient
 
-lamp = {"name": "Lamp on a device", "leds": {"red": False, "green": False, "blue": False}}
+leds = {"red": False, "green": False, "blue": False}
+lamp = {"name": "Lamp on a device", "leds": leds}
 smq = SmqClient(sys.argv[1] if sys.argv[1:] else "http://127.0.0.1:9357/led/smq.lsp")
 
 
 def serve(colour):
     def switch(data, ptid, tid, subtid):
-        lamp["leds"][colour] = data == b"1"
+        leds[colour] = data == b"1"
         print(colour, "on" if data == b"1" else "off", flush=True)
         smq.publish(lamp, "lamp/state")
 
     smq.subscribe("self", colour, onmsg=switch)
 
 
-for colour in lamp["leds"]:
+for colour in leds:
     serve(colour)
 smq.subscribe("lamp/ask", onmsg=lambda data, ptid, *_: smq.publish(lamp, ptid))
 smq.onconnect = smq.onreconnect = lambda *_: smq.publish(lamp, "lamp/state")

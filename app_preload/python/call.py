@@ -12,5 +12,5 @@ answer = AsyncResult()
 with SmqClient(url) as smq:
     smq.subscribe("self", datatype="json", onmsg=lambda reply, *_: answer.set(reply))
     smq.publish({"id": 1, "name": name, "arguments": [json.loads(text) for text in arguments]}, 1)
-    reply = answer.get(timeout=10)
+    reply = answer.get(timeout=10) or {}
 print(reply.get("error") or json.dumps(reply.get("value")))

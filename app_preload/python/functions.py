@@ -1,6 +1,8 @@
 """Functions for remote calls from pages and devices."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import gevent
 
@@ -34,7 +36,13 @@ def list_all():
     return [{"name": name, "example": EXAMPLES[name], "help": FUNCTIONS[name].__doc__} for name in sorted(FUNCTIONS)]
 
 
-FUNCTIONS = {"add": add, "reverse": reverse, "clock": clock, "slow": slow, "list": list_all}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": add,
+    "reverse": reverse,
+    "clock": clock,
+    "slow": slow,
+    "list": list_all,
+}
 EXAMPLES = {"add": "2, 40", "reverse": '"stressed"', "clock": "", "slow": "1500", "list": ""}
 
 

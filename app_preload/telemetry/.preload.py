@@ -20,7 +20,7 @@ from datetime import datetime
 import gevent
 
 from smqrt import hub
-from smqrt.app import worker
+from smqrt.app import dir, worker
 from smqrt.errors import JournalError
 
 PERIOD_S = 1

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
@@ -78,6 +79,22 @@ class _Commands(click.Group):
             command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; the error for an unknown one suggests what was meant."""
+        name = args[0]
+        if name in _COMMANDS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = get_close_matches(name[:64], _COMMANDS, 1)  # cut, because this takes quadratic time
+        if Path(name).exists():
+            hint = f"To serve the application {name}, type: smqrt serve {name}"
+        elif near:
+            hint = f"Did you mean {near[0]!r}?"
+        else:
+            hint = "`smqrt --help` lists the commands."
+        raise click.UsageError(f"No such command {printable(name)!r}. {hint}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -20,6 +20,7 @@ from gevent.queue import Empty, Queue
 from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.errors import ArgumentError
 from smqrt.printable import printable
+from smqrt.wire.smq import ConnackCode
 
 PAGES = ("smq.lsp", "smq")  # of Lua and Python applications
 CREDENTIALS_VARIABLE = "SMQRT_CREDENTIALS"
@@ -56,7 +57,12 @@ def failure(end: ConnectionEnd | None, address: str = "", url: str = "") -> Fail
         return Failure("no connection")
     if end.word == "nonsmq":
         return Failure(f"{end}. Use the URL of the page that connects clients, such as {PAGES[0]}.")
-    return RejectedByBroker(str(end)) if end.code else Failure(str(end).replace(address, url) if address else str(end))
+    if end.code == ConnackCode.BAD_CREDENTIALS:
+        return RejectedByBroker(f"{end}; give --user, and the password in {CREDENTIALS_VARIABLE} or --credentials-file")
+    text = str(end).replace(address, url) if address else str(end)
+    if end.word == "socketclosed" and url.startswith(("http:", "ws:")):
+        text += "; if the server uses TLS on this port, the URL begins with https:// or wss://"
+    return RejectedByBroker(text) if end.code else Failure(text)
 
 
 _OPTIONS = (

@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,13 +81,56 @@ Examples:
 """
 
 
+COMMON_OPTIONS = (
+    "mounts", "mqtt", "config", "host", "port", "tls_port", "cert", "key", "tls__acme", "hosts", "origins",
+    "proxy__trusted", "workers", "reload", "debug", "pipelines", "auth__users", "auth__acl", "admin__port",
+    "log__level",
+)  # fmt: skip
+"""Parameters of the options that `smqrt serve --help` shows."""
+
+
 class _Serve(click.Command):
-    """Passes the words after `--` to the applications."""
+    """Passes the words after `--` to the applications, and shows the common options or all in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the common options; after `--help-all` the others too, in the groups of the settings."""
+        records = {
+            "help" if "--help" in one.opts else one.name or "": record
+            for one in self.get_params(ctx)
+            if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
+        }
+        with formatter.section("Options"):
+            formatter.write_dl([records.pop(name) for name in (*COMMON_OPTIONS, "help_all", "help")])
+        if not ctx.meta.get(_HELP_ALL):
+            return
+        titles = {item.name: _without_links(item.metadata["help"]) for item in fields(Settings) if item.metadata}
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name, record in records.items():
+            group, inner, _ = name.partition("__")
+            groups.setdefault(f"{group}: {titles[group]}" if inner else "Other options", []).append(record)
+        for title, members in groups.items():
+            with formatter.section(title.removesuffix(".")):
+                formatter.write_dl(members)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         ctx.obj = args[:end] + args[end + 1 :]  # all words, for `mako.argv`
         return super().parse_args(ctx, _with_mqtt_hub(args[:end]))
+
+
+_HELP_ALL = "smqrt.help_all"  # in the context: all options are shown
+
+
+def _help_all(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        context.meta[_HELP_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
+def _without_links(text: str) -> str:
+    """Return a help text without its links, which are for the manual."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 
 def _with_mqtt_hub(args: list[str]) -> list[str]:
@@ -103,7 +146,7 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: add an option for each setting, and `config_options`; `sources` evaluates their values."""
     for setting in reversed(table()):
         kind, default = setting.rule.kind, setting.field.default
-        text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", setting.help)  # links are for the manual, which has these texts
+        text = _without_links(setting.help)
         if default not in (None, "", ()):
             shown = ",".join(default) if isinstance(default, tuple) else str(default).lower()
             text += f"  [default: {shown}]"
@@ -174,6 +217,9 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
     help="Accept MQTT clients at the hub with this name, else at one with the option mqtt, or the first: `mqtt.hub`.",
 )
 @click.option("--take-over", is_flag=True, help="Take over from the running server at --restart-socket (hot restart).")
+@click.option(
+    "--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Show all options and exit."
+)
 @settings_options
 @click.pass_context
 def serve(
@@ -190,7 +236,7 @@ def serve(
     APP is a folder or ZIP file with pages, a .preload, or both. A single APP is mounted at /, several are mounted under
     their names. When APP is a folder of applications, each is mounted under its name.
 
-    Every setting has an option; `smqrt help settings` describes them.
+    Every setting has an option: --help-all lists them, `smqrt help settings` describes them.
     """
     words: list[str] = context.obj
     if mqtt is not None:
@@ -283,8 +329,12 @@ def _report_files(
     candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
     for file in sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file()):
         log.warning("configuration: %s is not read; select it with --config, or -c for a mako.conf", file)
-    if conf and conf.unsupported:
+    if conf is None:
+        return
+    if conf.unsupported:
         log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.unsupported))
+    for name, near in conf.misspelled.items():
+        log.warning("%s: %s is not a variable of the server; did you mean %s?", conf.path, name, near)
 
 
 def _guard_outputs() -> _OutputLoss:

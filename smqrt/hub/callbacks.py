@@ -25,6 +25,7 @@ from smqrt.loop import greenlets
 from smqrt.loop.greenlets import ErrorLimit
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.limits import LineLimit
+from smqrt.settings.option_types import unknown
 from smqrt.wire import smq as wire
 from smqrt.wire.mqtt.fields import Reason
 from smqrt.wire.smq import ConnackCode
@@ -167,6 +168,21 @@ def renamed(**names: str) -> Callable[[F], F]:
         return call  # type: ignore[return-value]  # the signature stays
 
     return decorate
+
+
+def suggesting(function: F) -> F:
+    """Decorate a function whose error for an unknown keyword argument names the one that was probably meant."""
+    known = [name for name, one in signature(function).parameters.items() if one.kind is not Parameter.POSITIONAL_ONLY]
+    known = [name for name in known if name != "self"]
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(f"{function.__name__}: {unknown(name, known)}")
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]  # the signature stays
 
 
 def calling_line() -> str:

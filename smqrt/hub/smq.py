@@ -32,6 +32,7 @@ from smqrt.hub.callbacks import (
     PermitTop,
     calling_line,
     renamed,
+    suggesting,
     takes_attributes,
 )
 from smqrt.hub.peer import (
@@ -53,7 +54,7 @@ from smqrt.loop.scheduling import Turn
 from smqrt.process import current_process
 from smqrt.settings.limits import LineLimit
 from smqrt.settings.option_types import function as function_rule
-from smqrt.settings.option_types import make
+from smqrt.settings.option_types import make, nearest
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.handshake import NOT_SMQ, is_smq
 from smqrt.smq.messages import Message, Payload, json_value, payload
@@ -263,6 +264,7 @@ class MessageMethods(NameMethods):
             payload(data), as_number("totid", totid), as_number("fromtid", fromtid), as_number("subtopic", subtopic)
         )
 
+    @suggesting
     def subscribe(
         self,
         topic: Topic | None = None,
@@ -293,7 +295,9 @@ class MessageMethods(NameMethods):
         if isinstance(onmsg, Mapping):
             options = onmsg
             for name in [name for name in options if name not in SUBSCRIBE_OPTIONS]:
-                log.warning("%s: smq.subscribe has no option %r; it is ignored", calling_line(), name)
+                near = nearest(str(name), SUBSCRIBE_OPTIONS)
+                hint = f"; did you mean {near!r}?" if near else ""
+                log.warning("%s: smq.subscribe has no option %r; it is ignored%s", calling_line(), name, hint)
             onmsg = options.get("onmsg")
             subtopic = options.get("subtopic") if subtopic is None else subtopic
             json, once = json or bool(options.get("json")), once or bool(options.get("once"))
@@ -427,6 +431,7 @@ def isSMQ(request: object) -> bool:
     return is_smq(request)
 
 
+@suggesting
 def create(
     options: Mapping[str, Any] | None = None,
     /,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import ArgumentError, StartError
-from smqrt.settings.option_types import options_of, path, text, whole
+from smqrt.settings.option_types import nearest, options_of, path, text, whole
 from smqrt.settings.server_settings import Settings
 
 NAME = "mako.conf"
@@ -23,7 +23,13 @@ UNSUPPORTED = frozenset(
     ("certstore", "favorRSA", "commandcnt", "rspsz", "reqminsz", "reqmaxsz", "timertick", "tracker_nodes")
     + ("tracker_maxlogin", "tracker_bantime", "acme", "proxy", "rtlprio", "stop")
 )
-"""Variables that Mako uses and this server does not. All other variables belong to the applications."""
+"""Variables that Mako uses and this server does not."""
+USED = frozenset(
+    ("apps", "port", "sslport", "host", "sslhost", "certfile", "keyfile", "homeio", "users", "realm", "fileserver")
+    + ("tracelogger", "sessioncnt", "conncnt", "log", "dbdir")
+)
+"""Variables that this server uses. All others belong to the applications."""
+_SIMILAR = 0.8  # a variable of an application may resemble one of the server
 TLS_PORT = 443  # Mako's default, when there is a certificate
 _MOUNT = re.compile(r"([^/:]*):(-?[0-9]*):(.+)")
 """An application written as `name:priority:path`."""
@@ -62,6 +68,7 @@ class MakoConf:
         tls_host: the address of the TLS port; None for the address of the plain port.
         sessions: the limit of HTTP sessions; None for the server's default.
         unsupported: the names of its variables that Mako uses and this server does not.
+        misspelled: names that resemble a variable of the server, which is not set, with that variable.
     """
 
     path: Path
@@ -72,6 +79,7 @@ class MakoConf:
     tls_host: str | None = None
     sessions: int | None = None
     unsupported: Sequence[str] = ()
+    misspelled: Mapping[str, str] = field(default_factory=dict)
 
 
 def find(current: Path) -> Path | None:
@@ -116,6 +124,11 @@ def read(file: Path, arguments: Sequence[str] = (), current: Path | None = None)
             tls_host=_checked(values, "sslhost", text, None),
             sessions=_checked(values, "sessioncnt", lambda: whole(1), None),
             unsupported=sorted(UNSUPPORTED & values.keys()),
+            misspelled={
+                name: near
+                for name in sorted(values.keys() - USED - UNSUPPORTED)
+                if (near := nearest(name, USED - values.keys(), _SIMILAR))
+            },
         )
     except ArgumentError as error:
         raise StartError(f"{file}: {error}") from None

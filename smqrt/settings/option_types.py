@@ -164,9 +164,19 @@ def read(table: type, values: Mapping[str, object], prefix: str = "") -> dict[st
 
 def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
     """Return the error for an unknown name, with the nearest known one."""
-    near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # cut, because this takes quadratic time
-    meant = f"; did you mean {near[0]}?" if near else "."
+    near = nearest(given or name, known)
+    meant = f"; did you mean {near}?" if near else "."
     return f"{name} is not an option{meant} The options are: {', '.join(known)}."
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that was probably meant, None when none is similar.
+
+    Args:
+        cutoff: the similarity that is needed, from 0 to 1 (equal).
+    """
+    near = difflib.get_close_matches(name[:64], list(known), 1, cutoff)  # cut, because this takes quadratic time
+    return near[0] if near else None
 
 
 def make(table: type[T], values: Mapping[str, object], prefix: str = "") -> T:

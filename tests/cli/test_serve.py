@@ -16,7 +16,11 @@ from pathlib import Path
 
 import pytest
 import requests
+from click.testing import CliRunner
 
+from smqrt.cli.serve import COMMON_OPTIONS
+from smqrt.settings.option_types import flag
+from smqrt.settings.server_settings import table
 from tests.conftest import Served
 from tests.support.applications import SMQ_PAGE, application, packet, smq_client
 
@@ -456,10 +460,29 @@ def test_an_unknown_host_gets_one_sentence(tmp_path: Path) -> None:
     assert "--host" in refused(application(tmp_path / "app"), "--host", "192.0.2.1")
 
 
-def test_help_shows_every_option() -> None:
-    text = subprocess.run([sys.executable, "-m", "smqrt", "serve", "--help"], capture_output=True, text=True).stdout
-    for option in ("-l NAME:PRIORITY:PATH", "--host", "--port", "--tls-port", "--cert", "--key", "--reload", "9357"):
-        assert option in text
+def test_help_shows_the_twenty_common_options() -> None:
+    from smqrt.cli import cli
+
+    text = CliRunner().invoke(cli, ["serve", "--help"]).output
+    shown = re.findall(r"^  (?:-\w, )?(--?[\w-]+)", text, re.MULTILINE)
+    for option in ("-l", "--host", "--port", "--tls-port", "--cert", "--key", "--reload", "--help-all", "--help"):
+        assert option in shown
+    assert len(shown) == len(COMMON_OPTIONS) + 2 == 22
+    assert "9357" in text
+    assert "Examples:" in text
+
+
+def test_help_all_shows_every_option_once_in_groups() -> None:
+    from smqrt.cli import cli
+
+    text = CliRunner().invoke(cli, ["serve", "--help-all"]).output
+    expected = [flag(setting.path) for setting in table()]
+    shown = re.findall(r"^  (?:-\w, )?(--?[\w-]+)", text, re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    assert "[APP]..." not in text.partition("\nOptions:\n")[2]
+    assert [option for option in expected if option not in shown] == []
+    _, _, limits = text.partition("\nlimits: Limits on what clients may use; see limits:\n")
+    assert limits.startswith("  --limits-connections-per-user INTEGER\n")
 
 
 def test_a_closed_output_ends_the_server_quietly(tmp_path: Path) -> None:

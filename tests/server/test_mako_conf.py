@@ -74,6 +74,11 @@ def test_settings(tmp_path: Path) -> None:
     assert found.unsupported == ["acme", "commandcnt"]
 
 
+def test_a_misspelled_variable_is_found(tmp_path: Path) -> None:
+    found = conf(tmp_path, "sslprot, sslhots, shop, ports, port = 8443, 'x', {}, {1}, 0 colour = 'red'")
+    assert found.misspelled == {"sslhots": "sslhost", "sslprot": "sslport"}
+
+
 def test_a_certificate_means_tls(tmp_path: Path) -> None:
     given = "certfile, keyfile = 'c', 'k'"
     assert conf(tmp_path, given).settings["tls_port"] == 443

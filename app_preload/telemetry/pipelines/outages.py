@@ -5,7 +5,7 @@ See `smqrt help pipeline-state`. `absent=` of an alert detects outages without c
 
 from pyspark.sql import Row
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from smqrt.pipeline import publish, stateful
 

@@ -7,7 +7,7 @@ messages of MQTT clients with the payload (`MqttPayload`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smqrt.broker.mqtt.filters import mqtt_name
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message, MqttBatch, mqtt_batch
@@ -15,7 +15,6 @@ from smqrt.errors import ArgumentError
 from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import (
     PacketType,
-    Properties,
     count_user_properties,
     is_topic_name,
     pack_properties,
@@ -59,7 +58,7 @@ class MqttAttributes(NamedTuple):
     qos: int
     retain: bool
     expiry: float | None
-    properties: Properties
+    properties: dict[str, Any]  # `PropertyValue`; a handler knows the type of the property that it reads
 
 
 class MqttPayload(bytes):

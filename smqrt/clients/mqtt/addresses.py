@@ -281,7 +281,8 @@ def check_trust(stream: Stream, store: CertStore, host: str = "", has_secrets: b
     sentence = f"the certificate of {host or 'the MQTT broker'} is not trusted"
     if has_secrets:
         stream.close()
-        raise StreamError(trust.value, sentence)
+        hint = "; name the file with the authority's certificate in cafile (--cafile)"
+        raise StreamError(trust.value, sentence + (hint if trust in (Trust.CN, Trust.NONE) else ""))
     log.warning("%s (%s); connected anyway, because no credentials are sent", sentence, trust.value)
 
 

@@ -32,7 +32,7 @@ from smqrt.clients.mqtt.subscriptions import FilterOptions
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.loop.scheduling import Turn
-from smqrt.settings.option_types import choice, function, instance, make, number, optional, switch, text, whole
+from smqrt.settings.option_types import choice, function, instance, make, nearest, number, optional, switch, text, whole
 from smqrt.transport.outgoing_proxy import HTTP_PORT, SOCKS_PORT, Proxy
 from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls
@@ -226,8 +226,11 @@ def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[
     if op is not None and not isinstance(op, Mapping):
         raise ArgumentError(f"op must be a dict of the options of {fname}, or nothing, not {op!r:.80}")
     found = {name: value for name, value in {**(op or {}), **more}.items() if value is not None}
+    known = list(known)
     for name in found.keys() - set(known):
-        log.warning("%s: unknown option %r is ignored", fname, name)
+        near = nearest(name, known, 0.75)
+        hint = f"; did you mean {near!r}?" if near else ""
+        log.warning("%s: unknown option %r is ignored%s", fname, name, hint)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import gevent
 from gevent.event import AsyncResult
@@ -24,6 +24,7 @@ from smqrt.clients.smq.options import (
     message_handler,
     to_bytes,
 )
+from smqrt.clients.smq.keywords import SmqClientKeywords, SubscriptionKeywords
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
 from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, topic_key
 from smqrt.errors import ArgumentError, ClosedError, EventLoopError, NoAnswer
@@ -370,7 +371,10 @@ class SmqClient(ReconnectingSmqClient):
     """
 
     def __init__(
-        self, url: str | Callable[[], Stream], options: Mapping[str, object] | None = None, **more: object
+        self,
+        url: str | Callable[[], Stream],
+        options: Mapping[str, object] | None = None,
+        **more: Unpack[SmqClientKeywords],
     ) -> None:
         if called_by_asyncio():
             raise EventLoopError(
@@ -467,7 +471,7 @@ class SmqClient(ReconnectingSmqClient):
         topic: Name,
         subtopic: Name | Mapping[str, object] | None = None,
         settings: Mapping[str, object] | None = None,
-        **more: object,
+        **more: Unpack[SubscriptionKeywords],
     ) -> None:
         """Send Subscribe, also for a topic that is already subscribed.
 
@@ -508,7 +512,7 @@ class SmqClient(ReconnectingSmqClient):
         """End a subscription with all its handlers; unknown topics are ignored."""
         self._session.unsubscribe(topic_key(topic))
 
-    def observe(self, topic: Name, onchange: Callable[..., object]) -> None:
+    def observe(self, topic: Name, onchange: Callable[[int, Any], object]) -> None:
         """Observe the subscriber count of a topic, or the disconnect of the client with an ETID.
 
         Args:

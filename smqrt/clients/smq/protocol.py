@@ -95,6 +95,10 @@ def from_stream_error(error: StreamError, what: str) -> ConnectionEnd:
     else:
         message = _SENTENCES.get(word, word if word.startswith("prx") else "connection lost")
         message += f": {error.detail}" if error.detail else ""
+        if word == "sslnottrusted" and "no trusted authority" in error.detail:
+            message += "; name the file with the authority's certificate in cafile (--cafile)"
+        elif word == "sslhandshake" and "WRONG_VERSION_NUMBER" in error.detail:
+            message = "the server does not use TLS on this port; use http:// or ws://"
     return ConnectionEnd(word, f"{what}: {message}", can_reconnect=word not in _FINAL)
 
 

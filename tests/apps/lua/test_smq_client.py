@@ -511,3 +511,11 @@ def test_the_hint_for_self_signed_brokers_is_printed_once(lua, start_broker, rec
     wait_until(lambda: len(seen(recorder, b"close")) >= 3 and seen(recorder, b"trusting"))
     assert seen(recorder, b"close")[0] == (b"sslnottrusted", False)
     assert caplog.text.count("{trusted = false}") == 1
+
+
+def test_an_unknown_option_is_traced_with_the_nearest_one(lua, caplog) -> None:
+    caplog.set_level("DEBUG")
+    lua("connect {timout = 5, onconnect = print, uid = 'device-1'}", "http://127.0.0.1:1/")
+    assert "smq.client has no option 'timout'; it is ignored; did you mean 'timeout'?" in caplog.text
+    assert "smq.client has no option 'onconnect'; it is ignored" in caplog.text
+    assert "'uid'" not in caplog.text

@@ -86,19 +86,20 @@ class SmqClientBinding:
         tls = self._services.tls[chosen.pop("shark")] if "shark" in chosen else None
         self._last = number = self._last + 1
         event, hint = partial(partial, self._event, number), UntrustedHint()
-        client = SmqClient(
-            url.decode("utf-8", "replace") if url is not None else lambda: self._open(number, timeout_s),
-            chosen,
-            cleanstart=True,
-            headers=headers,
-            proxy=proxy,
-            tls=tls,
-            onauth=event("auth"),
-            onconnect=event("connect"),
-            onreconnect=event("reconnect"),
-            onclose=lambda word, can_reconnect: self._on_close(number, word, can_reconnect, hint),
-            onmsg=event("msg"),
-        )
+        # A mapping: type checkers know neither that the Lua half passes a ClientTls nor what it returns for `onauth`.
+        more = {
+            "cleanstart": True,
+            "headers": headers,
+            "proxy": proxy,
+            "tls": tls,
+            "onauth": event("auth"),
+            "onconnect": event("connect"),
+            "onreconnect": event("reconnect"),
+            "onclose": lambda word, can_reconnect: self._on_close(number, word, can_reconnect, hint),
+            "onmsg": event("msg"),
+        }
+        address = url.decode("utf-8", "replace") if url is not None else lambda: self._open(number, timeout_s)
+        client = SmqClient(address, {**chosen, **more})
         client.on_end(lambda: self._forget(number))
         self._clients[number] = client
         return number

@@ -304,7 +304,9 @@ local function warn_of_unknown(op, version, fname)
   local module = version == 5 and "mqttc" or "mqtt3c"
   for name in pairs(op) do
     if not known_options[name] then
-      tracep(false, 0, format("%s%s.%s: unknown option '%s' is ignored", core.where(), module, fname, tostring(name)))
+      local near = core.nearest_name(name, known_options)
+      local meant = near and format("; did you mean '%s'?", near) or ""
+      tracep(false, 0, format("%s%s.%s: unknown option '%s' is ignored%s", core.where(), module, fname, tostring(name), meant))
     end
   end
 end

@@ -2,8 +2,8 @@
 
 local core = ...
 
-local error, format, getinfo, mathtype, tointeger = error, string.format, debug.getinfo, math.type, math.tointeger
-local find, rawtype, select, sub, tonumber, tostring = string.find, type, select, string.sub, tonumber, tostring
+local error, format, getinfo, mathtype, min, tointeger = error, string.format, debug.getinfo, math.type, math.min, math.tointeger
+local find, pairs, rawtype, select, sub, tonumber, tostring = string.find, pairs, type, select, string.sub, tonumber, tostring
 
 local LIBRARY <const> = "@smqrt/apps/lua/lib/"
 
@@ -25,6 +25,41 @@ local function where()
   return ""
 end
 core.where = where
+
+-- The number of letters to insert, delete or replace to get from one name to another.
+local function distance(from, to)
+  local row = {}
+  for at = 0, #to do row[at] = at end
+  for line = 1, #from do
+    local diagonal = row[0]
+    row[0] = line
+    for at = 1, #to do
+      local replaced = diagonal + (sub(from, line, line) == sub(to, at, at) and 0 or 1)
+      diagonal = row[at]
+      row[at] = min(replaced, row[at] + 1, row[at - 1] + 1)
+    end
+  end
+  return row[#to]
+end
+
+--- The known name that was probably meant, nil when none is similar. The keys of `known` are the known names.
+local function nearest_name(name, known)
+  local given, nearest = sub(tostring(name), 1, 32), nil
+  local fewest = #given // 3 + 1 -- more changed letters are another word
+  for one in pairs(known) do
+    local changed = distance(given, one)
+    if changed < fewest or (changed == fewest and nearest and one < nearest) then fewest, nearest = changed, one end
+  end
+  return nearest
+end
+core.nearest_name = nearest_name
+
+--- The log line for an option of `what`, such as "smq.hub", that is not known.
+function core.unknown_option(what, name, known)
+  local near = nearest_name(name, known)
+  local meant = near and format("; did you mean '%s'?", near) or ""
+  return format("%s%s has no option '%s'; it is ignored%s", where(), what, tostring(name), meant)
+end
 
 --- Raise `message` with the line of the application that called the library.
 local function raise(message)

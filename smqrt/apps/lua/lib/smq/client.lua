@@ -5,7 +5,7 @@
 local core, py = ...
 
 local arg, ref = core.arg, core.ref
-local pairs, setmetatable, tostring, type = pairs, setmetatable, tostring, type
+local ipairs, pairs, setmetatable, tostring, type = ipairs, pairs, setmetatable, tostring, type
 
 local methods = {}
 local class = core.class("smqclient", methods)
@@ -179,6 +179,12 @@ local function add(list, key, value)
   list[#list + 1] = value
 end
 
+local known = {}
+for _, key in ipairs {"uid", "info", "ping", "pong", "timeout", "trusted", "header", "user", "password", "shark", "proxy", "proxyport", "socks",
+    "proxyuser", "proxypass", "proxycon", "intf", "ipv6", "host", "persistent", "maxsize"} do
+  known[key] = true
+end
+
 local function options(op)
   local list = {}
   for _, key in pairs {"uid", "info"} do
@@ -208,6 +214,9 @@ end
 local function create(url, op)
   op = arg.optional(arg.table, op, {}, 2, "create")
   local connect = type(url) == "function" and url or nil
+  for key in pairs(op) do
+    if not (connect or known[key]) then tracep(false, 0, core.unknown_option("smq.client", key, known)) end -- a function gets all of `op`
+  end
   local self = setmetatable({}, class)
   local number = py.create(not connect and arg.string(url, 1, "create") or nil, table.unpack(options(op)))
   handles[self], clients[number] = number, self

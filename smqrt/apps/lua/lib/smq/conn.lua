@@ -47,7 +47,7 @@ local function create(mtl, port, op)
   if not links then core.bad_argument(1, "create", "mtl or cluster", mtl) end
   op = arg.optional(arg.table, op, {}, 3, "create")
   for key in pairs(op) do
-    if not known[key] then tracep(false, 0, core.where() .. "smq.conn has no option '" .. tostring(key) .. "'; it is ignored") end
+    if not known[key] then tracep(false, 0, core.unknown_option("smq.conn", key, known)) end
   end
   local host = arg.optional(arg.string, op.intf, op.ipv6 and "::" or "0.0.0.0", "3.intf", "create")
   local shark = op.shark and core.tls.check(op.shark, "3.shark", "create", "client")

@@ -262,7 +262,7 @@ python_class.__gc = class.__gc
 -- Log the keys of a table of options that are not options.
 local function warn_of_unknown(op, known, what)
   for key in pairs(op) do
-    if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "'; it is ignored") end
+    if not known[key] then tracep(false, 0, core.unknown_option(what, key, known)) end
   end
 end
 

@@ -97,7 +97,7 @@ local known_ping = {timespan = true, timeout = true, roundtripCB = true}
 
 local function warn_of_unknown(op, names, what)
   for key in pairs(op) do
-    if not names[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "'; it is ignored") end
+    if not names[key] then tracep(false, 0, core.unknown_option(what, key, names)) end
   end
 end
 
