@@ -24,6 +24,32 @@ def people(page: Any) -> Any:
     return page.get_by_role("list", name="People").get_by_role("listitem")
 
 
+class Cable:
+    """The WebSockets of a page, which a test can cut and mend. Made before the page is opened."""
+
+    def __init__(self, page: Any) -> None:
+        self._is_cut = False
+        self._sockets: list[Any] = []
+        page.route_web_socket("**/*", self._plug)
+
+    def _plug(self, socket: Any) -> None:
+        if self._is_cut:
+            socket.close()
+        else:
+            socket.connect_to_server()
+            self._sockets.append(socket)
+
+    def cut(self) -> None:
+        """Close all WebSockets, and each new one."""
+        self._is_cut = True
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def mend(self) -> None:
+        """Connect the next ones."""
+        self._is_cut = False
+
+
 WAIT_S = 30
 
 
