@@ -25,7 +25,7 @@ function element(name, text, kind = "") {
 }
 
 function stateText({connected, broker, reason}) {
-    if (reason === "here") return "MQTT clients connect to this server";
+    if (reason === "here") return "MQTT clients connect here";
     return connected ? "connected to " + broker : reason === "connecting" ? "connecting …" : "not connected";
 }
 

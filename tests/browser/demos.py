@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from importlib import resources
 from typing import Any
 
 from playwright.sync_api import expect
@@ -50,6 +51,15 @@ class Cable:
         self._is_cut = False
 
 
+def violations(page: Any) -> list[tuple[str, list[str]]]:
+    """What axe-core finds on a page: rules, and the elements that break them."""
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate(AXE)  # not as a script of the page, which its policy forbids
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
+
+
+AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 WAIT_S = 30
 
 

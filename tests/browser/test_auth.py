@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.browser.demos import Cable
+from tests.browser.demos import Cable, violations
 from tests.conftest import Served
 
 
@@ -45,6 +45,7 @@ def test_the_keeper_moves_the_door_for_the_guest(served_demos: Served, new_page:
     expect(guest.get_by_text("Only the keeper may move the door.")).to_be_visible()
     expect(guest.locator("#move")).to_have_accessible_description("Only the keeper may move the door.")
     expect(keeper.get_by_text("Only the keeper may move the door.")).to_have_count(0)
+    assert violations(guest) == []
 
 
 def test_without_a_connection_the_door_does_not_move(served_demos: Served, new_page: Callable[..., Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.browser.demos import Cable, join, people
+from tests.browser.demos import Cable, join, people, violations
 from tests.conftest import REPOSITORY, Served
 
 
@@ -81,6 +81,7 @@ def test_messages_without_a_connection_are_pending(served_demos: Served, new_pag
     for text in ("One", "Two"):
         say(page, text)
     expect(page.locator(".pending")).to_have_text(["Onenot sent yet", "Twonot sent yet"])
+    assert violations(page) == []
     cable.mend()
     expect(page.get_by_role("status")).to_have_text("connected")
     expect(page.locator(".pending")).to_have_count(0)
@@ -101,6 +102,7 @@ def test_messages_that_were_lost_with_the_connection_are_marked(
     cable.cut()
     cable.mend()
     expect(page.locator(".lost")).to_have_text("Lostnot delivered")
+    assert violations(page) == []
     expect(page.locator(".pending")).to_have_count(0)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import resources
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.demos import violations
 from tests.conftest import REPOSITORY, Served, note_errors
 
 DEMONSTRATIONS = [
@@ -24,7 +24,6 @@ MAX_PAINT_MS = 200
 MAX_BLOCKING = 3  # requests before the first paint: style sheets
 TRIES = 8
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 BACKGROUND = "[document.documentElement, document.body].map(each => getComputedStyle(each).backgroundColor)"
 COST = """() => {
@@ -85,14 +84,11 @@ def check_budgets(page: Any, url: str) -> None:
 def check_access(page: Any, screenshot: Any) -> None:
     """Checks the loaded page for readers with any device: a desktop in light, a phone in dark."""
     assert page.title()
-    page.evaluate(AXE)  # not as a script of the page, which its policy forbids
     backgrounds = set()
     for size, scheme in ((DESKTOP, "light"), (PHONE, "dark")):
         page.set_viewport_size(size)
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-        violations = [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
-        assert violations == [], f"{size['width']} px, {scheme}"
+        page.emulate_media(color_scheme=scheme)
+        assert violations(page) == [], f"{size['width']} px, {scheme}"
         assert not page.evaluate(TOO_WIDE), f"the page is wider than {size['width']} px"
         backgrounds.add(str(page.evaluate(BACKGROUND)))
         screenshot(page, f"{size['width']}-{scheme}")

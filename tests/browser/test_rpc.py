@@ -11,6 +11,7 @@ import pytest
 import requests
 from playwright.sync_api import expect
 
+from tests.browser.demos import violations
 from tests.conftest import REPOSITORY, Served
 
 APPLICATIONS = {"rpc": "rpc/smq.lsp", "python": "python/smq"}
@@ -58,6 +59,7 @@ def test_an_error_comes_back_as_one(served_demos: Served, new_page: Callable[...
     entry = call(page, "add", "1, {}")
     expect(entry).to_have_class("card failed")
     assert entry.locator("output").evaluate(IS_RED)
+    assert violations(page) == []
     unknown = page.evaluate("call('nothing').catch(error => error.message)")
     assert unknown == "there is no function nothing"
 
@@ -82,6 +84,7 @@ def test_arguments_that_are_no_json_are_not_sent(
     error = page.get_by_role("alert")
     expect(error).to_contain_text("not JSON")
     assert error.evaluate(IS_RED)
+    assert violations(page) == []
     expect(page.get_by_label("Arguments")).to_have_attribute("aria-invalid", "true")
     expect(page.get_by_role("listitem")).to_have_count(0)
     call(page, "add", "1, 2")
