@@ -2,6 +2,7 @@
 
 const byId = id => document.getElementById(id);
 let smq;
+let mayMove; // whether the broker permits this user the topic; undefined before it has answered
 
 function showState(text, kind) {
     byId("state").textContent = text;
@@ -11,6 +12,11 @@ function showState(text, kind) {
 function showPanel(isShown) {
     byId("login").hidden = isShown;
     byId("panel").hidden = !isShown;
+}
+
+function showRight(isConnected) {
+    byId("move").disabled = !isConnected || !mayMove;
+    byId("why").textContent = mayMove === false ? "Only the keeper may move the door." : "";
 }
 
 function showDoor({open, by}) {
@@ -28,24 +34,27 @@ function showLogin(message) {
 }
 
 function signIn(user, password) {
+    mayMove = undefined;
     smq = SMQ.Client(SMQ.wsURL("smq.lsp"), {info: user});
     smq.onauth = seed => sha1(password + seed); // called for every connection, each time with a new seed
     smq.onconnect = smq.onreconnect = () => {
         showState("signed in", "up");
         byId("who").textContent = user;
         showPanel(true);
+        showRight(true);
         smq.publish("", "ask");
     };
     smq.onclose = (message, canReconnect) => {
         if (!canReconnect) return showLogin(message);
         showState("reconnecting …", "down");
+        showRight(false);
         return 1000;
     };
     smq.subscribe("door", {datatype: "json", onmsg: showDoor});
     smq.subscribe("self", {datatype: "json", onmsg: showDoor});
     smq.create("move", isAllowed => {
-        byId("move").disabled = !isAllowed;
-        byId("move").title = isAllowed ? "" : "Only the keeper may move the door";
+        mayMove = isAllowed;
+        showRight(true);
     });
 }
 

@@ -32,9 +32,10 @@
             <output id="door" aria-live="polite">…</output>
             <p id="by" class="soft"></p>
             <div class="row">
-                <button id="move" disabled>Open</button>
+                <button id="move" aria-describedby="why" disabled>Open</button>
                 <button id="leave" class="quiet">Sign out</button>
             </div>
+            <p id="why" class="soft"></p>
         </section>
     </main>
 </body>

@@ -7,7 +7,7 @@ function showState(text, kind) {
     byId("state").dataset.kind = kind;
 }
 
-function connect(onready) { // onready is called after the first connect and after each reconnect
+function connect(onready, onlost = () => {}) { // onready is called after the first connect and after each reconnect
     const smq = SMQ.Client(SMQ.wsURL("smq.lsp"));
     smq.onconnect = smq.onreconnect = () => {
         showState("connected", "up");
@@ -15,6 +15,7 @@ function connect(onready) { // onready is called after the first connect and aft
     };
     smq.onclose = (message, canReconnect) => {
         showState(canReconnect ? "reconnecting …" : message, "down");
+        onlost();
         return canReconnect && 1000;
     };
     return smq;

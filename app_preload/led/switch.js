@@ -40,6 +40,8 @@ const smq = connect(() => {
     cards.clear();
     byId("lamps").replaceChildren();
     smq.publish("", "lamp/ask");
+}, () => {
+    for (const button of byId("lamps").querySelectorAll(".led")) button.disabled = true;
 });
 smq.subscribe("lamp/state", {datatype: "json", onmsg: showLamp});
 smq.subscribe("self", {datatype: "json", onmsg: showLamp});

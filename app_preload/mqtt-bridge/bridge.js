@@ -2,17 +2,17 @@
 
 const SHOWN = 40;
 const WAYS = {in: "MQTT → SMQ", out: "SMQ → MQTT", both: "MQTT ↔ SMQ"};
-const OTHER = "start this server with the address of another: MQTT_BROKER=mqtt://broker.example smqrt serve app_preload";
+const OTHER = "start this server with the address of another:", COMMAND = "MQTT_BROKER=mqtt://broker.example smqrt serve app_preload";
 const TROUBLES = {
-    cannotresolve: ["unknown host name", `Correct it: ${OTHER}`],
-    cannotconnect: ["no MQTT broker at this address", `Start a broker, such as mosquitto, or ${OTHER}`],
+    cannotresolve: ["unknown host name", `Correct it: ${OTHER}`, COMMAND],
+    cannotconnect: ["no MQTT broker at this address", `Start a broker, such as mosquitto, or ${OTHER}`, COMMAND],
     timeout: ["no response in time", "Check for a firewall in between."],
     socketclosed: ["connection closed by the broker", ""],
     socketreadfailed: ["connection lost", ""],
     sslnottrusted: ["certificate not trusted", ""],
     sslhandshake: ["TLS handshake failed", "Check that the port is for TLS."],
 };
-const REJECTED = ["connection rejected by the broker", "Write user and password into the address: mqtt://user:password@host"];
+const REJECTED = ["connection rejected by the broker", "Write user and password into the address:", "MQTT_BROKER=mqtt://user:password@host"];
 const byId = id => document.getElementById(id);
 
 function showState(text, kind) {
@@ -25,7 +25,7 @@ function element(name, text, kind = "") {
 }
 
 function stateText({connected, broker, reason}) {
-    if (reason === "here") return "MQTT clients connect to this server";
+    if (reason === "here") return "MQTT clients connect here";
     return connected ? "connected to " + broker : reason === "connecting" ? "connecting …" : "not connected";
 }
 
@@ -42,9 +42,9 @@ function showBroker(state) {
 }
 
 function showTrouble({connected, broker, reason}) {
-    const [what, remedy] = TROUBLES[reason] || (reason.startsWith("connect ") ? REJECTED : ["not connected", ""]);
+    const [what, remedy, command = ""] = TROUBLES[reason] || (reason.startsWith("connect ") ? REJECTED : ["not connected", ""]);
     byId("trouble").hidden = connected || reason === "connecting";
-    byId("trouble").textContent = `${broker}: ${what} (${reason}). The bridge retries automatically. ${remedy}`;
+    byId("trouble").replaceChildren(`${broker}: ${what} (${reason}). The bridge retries automatically. ${remedy} `, element("code", command));
 }
 
 function showCounts(counts) {

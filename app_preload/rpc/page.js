@@ -11,6 +11,11 @@ function showState(text, kind) {
     byId("call").querySelector("button").disabled = kind !== "up";
 }
 
+function showError(text) { // until the next call
+    byId("error").textContent = text;
+    byId("arguments").setAttribute("aria-invalid", text !== "");
+}
+
 function choose() {
     const {example, help} = functions.find(({name}) => name === byId("name").value);
     byId("arguments").value = example;
@@ -27,7 +32,7 @@ function parseArguments() {
     try {
         return JSON.parse("[" + byId("arguments").value + "]");
     } catch (error) {
-        byId("help").textContent = "These are not JSON values with commas between them: " + error.message;
+        showError("These are not JSON values with commas between them: " + error.message);
     }
 }
 
@@ -67,6 +72,7 @@ smq.onclose = (message, canReconnect) => {
 byId("name").onchange = choose;
 byId("call").onsubmit = event => {
     event.preventDefault();
+    showError("");
     const args = parseArguments();
     if (args) perform(byId("name").value, args);
 };

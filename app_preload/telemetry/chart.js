@@ -25,7 +25,7 @@ class Chart { // of one sensor: readings as a line, the average of each minute a
         const axis = {stroke: colour("--soft"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}, font: "12px system-ui, sans-serif"};
         this.plot = new uPlot({
             ...this.size(),
-            padding: [8, 4, 0, 0],
+            padding: [8, 18, 0, 0],
             legend: {show: false},
             cursor: {show: false},
             scales: {x: {range: () => this.range()}, y: {range: (_, low, high) => this.rounded(low, high)}},

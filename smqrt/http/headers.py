@@ -23,8 +23,9 @@ from smqrt.errors import SmqrtError
 _HEAD = (
     '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{}</title>'
     '<link rel="icon" href="data:,"><style>:root{{color-scheme:light dark}}'
-    "body{{font:1.05rem/1.5 system-ui,sans-serif;max-width:34rem;margin:12vh auto;padding:0 1.2rem}}"
-    "h1{{font-size:1.4rem}}</style></head>"
+    "body{{font:1.05rem/1.5 system-ui,sans-serif;max-width:34rem;margin:12vh auto;padding:0 1.2rem;"
+    "color:light-dark(#1b2330,#e7ebf0);background:light-dark(#f3f4f6,#11151b);overflow-wrap:anywhere}}"
+    "h1{{font-size:1.4rem;margin:.5rem 0}}a{{color:light-dark(#2358c7,#86b1ff)}}</style></head>"
 )
 REASONS: dict[int, str] = {status.value: status.phrase for status in HTTPStatus}
 
@@ -79,7 +80,8 @@ def _page(status: int, detail: str) -> bytes:
     title = f"{status} {reason(status)}"
     text = f"<p>{escape(detail)}</p>" if detail else ""
     head = _HEAD.format(title)
-    return f'<!DOCTYPE html><html lang="en">{head}<body><h1>{title}</h1>{text}</body></html>\n'.encode()
+    body = f'<main><a href="/">‹ Start page</a><h1>{title}</h1>{text}</main>'
+    return f'<!DOCTYPE html><html lang="en">{head}<body>{body}</body></html>\n'.encode()
 
 
 # ---- Header fields

@@ -45,7 +45,7 @@ _APPLICATIONS_PAGE = """<!doctype html>
 
 
 class Manual(Directory):
-    """The directory of the manual. Each page is rendered once, in a thread."""
+    """The directory of the manual. Each page is rendered once, in a thread, and kept compressed."""
 
     def __init__(self) -> None:
         super().__init__("help", LAST)
@@ -63,7 +63,7 @@ class Manual(Directory):
             return False
         with self._lock:  # one page at a time, so that rendering occupies one thread of the pool
             if relpath not in self._rendered:
-                render = _packed_index if is_index else _html
+                render = _packed_index if is_index else _packed_html
                 self._rendered[relpath] = in_thread(render, self._pages, relpath)
         body = self._rendered[relpath]
         headers = request.response.headers
@@ -71,21 +71,20 @@ class Manual(Directory):
         headers.set("Cache-Control", "max-age=300")
         headers.set("Content-Security-Policy", _POLICY)
         headers.set("X-Content-Type-Options", "nosniff")
-        if is_index:
-            headers.set("Vary", "Accept-Encoding")
-            if accepts_gzip(request.get("accept-encoding") or ""):
-                headers.set("Content-Encoding", "gzip")
-            else:
-                body = in_thread(gzip.decompress, body)
+        headers.set("Vary", "Accept-Encoding")
+        if accepts_gzip(request.get("accept-encoding") or ""):
+            headers.set("Content-Encoding", "gzip")
+        else:
+            body = in_thread(gzip.decompress, body)
         request.response.write(body)
         return True
 
 
-def _html(pages: dict[str, str], name: str) -> bytes:
+def _packed_html(pages: dict[str, str], name: str) -> bytes:
     from smqrt.manual.render import Site, render_page  # here, because this import is slow
 
     site = Site("/help/", "", "/rtl/", "/help/", f"/help/{_INDEX}", '<a href="/">Applications</a>')
-    return render_page(pages, name, site).encode()
+    return gzip.compress(render_page(pages, name, site).encode(), 6)
 
 
 def _packed_index(pages: dict[str, str], _: str) -> bytes:

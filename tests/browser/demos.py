@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from importlib import resources
 from typing import Any
 
 from playwright.sync_api import expect
@@ -24,6 +25,41 @@ def people(page: Any) -> Any:
     return page.get_by_role("list", name="People").get_by_role("listitem")
 
 
+class Cable:
+    """The WebSockets of a page, which a test can cut and mend. Made before the page is opened."""
+
+    def __init__(self, page: Any) -> None:
+        self._is_cut = False
+        self._sockets: list[Any] = []
+        page.route_web_socket("**/*", self._plug)
+
+    def _plug(self, socket: Any) -> None:
+        if self._is_cut:
+            socket.close()
+        else:
+            socket.connect_to_server()
+            self._sockets.append(socket)
+
+    def cut(self) -> None:
+        """Close all WebSockets, and each new one."""
+        self._is_cut = True
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def mend(self) -> None:
+        """Connect the next ones."""
+        self._is_cut = False
+
+
+def violations(page: Any) -> list[tuple[str, list[str]]]:
+    """What axe-core finds on a page: rules, and the elements that break them."""
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate(AXE)  # not as a script of the page, which its policy forbids
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
+
+
+AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 WAIT_S = 30
 
 

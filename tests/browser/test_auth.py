@@ -8,6 +8,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
+from tests.browser.demos import Cable, violations
 from tests.conftest import Served
 
 
@@ -41,6 +42,22 @@ def test_the_keeper_moves_the_door_for_the_guest(served_demos: Served, new_page:
             expect(page.locator("#door")).to_have_text(state)
             expect(page.locator("#by")).to_have_text("Last moved by keeper.")
     expect(guest.locator("#move")).to_be_disabled()
+    expect(guest.get_by_text("Only the keeper may move the door.")).to_be_visible()
+    expect(guest.locator("#move")).to_have_accessible_description("Only the keeper may move the door.")
+    expect(keeper.get_by_text("Only the keeper may move the door.")).to_have_count(0)
+    assert violations(guest) == []
+
+
+def test_without_a_connection_the_door_does_not_move(served_demos: Served, new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    cable = Cable(page)
+    page.goto(served_demos.url + "/auth/")
+    sign_in(page, "keeper", "sesame")
+    expect(page.locator("#move")).to_be_enabled()
+    cable.cut()
+    expect(page.locator("#move")).to_be_disabled()
+    cable.mend()
+    expect(page.locator("#move")).to_be_enabled()
 
 
 def test_the_password_does_not_cross_the_wire(served_demos: Served, new_page: Callable[..., Any]) -> None:

@@ -119,7 +119,9 @@ def test_the_broker_may_come_later(tmp_path: Path, broker: Mosquitto, bridge: Se
     broker.stop()
     expect(page.get_by_role("status")).to_have_attribute("data-kind", "down")
     expect(page.get_by_role("alert")).to_contain_text("no MQTT broker at this address (cannotconnect)")
-    expect(page.get_by_role("alert")).to_contain_text("MQTT_BROKER=mqtt://broker.example smqrt serve")
+    command = page.get_by_role("alert").get_by_role("code")
+    expect(command).to_have_text("MQTT_BROKER=mqtt://broker.example smqrt serve app_preload")
+    expect(command).to_have_css("font-family", "ui-monospace, monospace")
     send(page, "home/kept", '"while it was away"')
     again = Mosquitto(tmp_path, "", port=broker.port)
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.browser.demos import join, people
+from tests.browser.demos import Cable, join, people, violations
 from tests.conftest import REPOSITORY, Served
 
 
@@ -24,10 +25,10 @@ def test_two_people_see_each_other_come_speak_and_go(served_demos: Served, new_p
     expect(ada.get_by_role("log")).to_contain_text("Béla joined")
 
     say(ada, "Is it <b>sunny</b> ☀?")
-    expect(bela.locator(".said")).to_have_text("AdaIs it <b>sunny</b> ☀?")
+    expect(bela.locator(".said")).to_have_text(re.compile(r"AdaIs it <b>sunny</b> ☀\?\d\d:\d\d"))
     say(bela, "It is!")
-    expect(ada.get_by_role("log").locator("p").last).to_have_text("BélaIt is!")
-    expect(ada.locator(".mine")).to_have_count(1)
+    expect(ada.get_by_role("log").locator("p").last).to_have_text(re.compile(r"BélaIt is!\d\d:\d\d"))
+    expect(ada.locator(".mine")).to_have_text(re.compile(r"Is it <b>sunny</b> ☀\?\d\d:\d\d"))
 
     bela.close()
     expect(ada.get_by_role("log")).to_contain_text("Béla left")
@@ -66,6 +67,43 @@ def test_the_device_is_notified_of_later_clients(
     device("chat/device.py", served_demos.url + "/chat/smq.lsp")
     first = join(new_page(served_demos.url + "/chat/"), "Ada")
     expect(people(first)).to_contain_text(["Ada (you)", "Clock"])
+
+
+def test_messages_without_a_connection_are_pending(served_demos: Served, new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    cable = Cable(page)
+    page.goto(served_demos.url + "/chat/")
+    join(page, "Ada")
+    other = join(new_page(served_demos.url + "/chat/"), "Bela")
+    expect(people(page)).to_have_count(2)
+    cable.cut()
+    expect(page.get_by_role("status")).to_have_text("reconnecting …")
+    for text in ("One", "Two"):
+        say(page, text)
+    expect(page.locator(".pending")).to_have_text(["Onenot sent yet", "Twonot sent yet"])
+    assert violations(page) == []
+    cable.mend()
+    expect(page.get_by_role("status")).to_have_text("connected")
+    expect(page.locator(".pending")).to_have_count(0)
+    expect(page.locator(".mine")).to_have_text([re.compile(rf"{text}\d\d:\d\d") for text in ("One", "Two")])
+    expect(other.locator(".said")).to_contain_text(["One", "Two"])
+
+
+def test_messages_that_were_lost_with_the_connection_are_marked(
+    served_demos: Served, new_page: Callable[..., Any]
+) -> None:
+    page = new_page()
+    cable = Cable(page)
+    page.goto(served_demos.url + "/chat/")
+    join(page, "Ada")
+    page.evaluate("smq.getsock().send = () => {}")  # the message is on its way when the connection is lost
+    say(page, "Lost")
+    expect(page.locator(".pending")).to_have_text("Lostnot sent yet")
+    cable.cut()
+    cable.mend()
+    expect(page.locator(".lost")).to_have_text("Lostnot delivered")
+    assert violations(page) == []
+    expect(page.locator(".pending")).to_have_count(0)
 
 
 def test_there_are_only_the_topics_of_the_chat(served_demos: Served, new_page: Callable[..., Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
+from tests.browser.demos import Cable
 from tests.conftest import Served
 
 
@@ -36,6 +37,26 @@ def test_a_switch_changes_the_lamp_in_every_window(served_demos: Served, new_pag
     led(one, "Lamp in the server", "red").click()
     for page in (one, other):
         expect(led(page, "Lamp in the server", "red")).to_have_attribute("aria-checked", after)
+
+
+def test_a_switch_without_a_connection_is_disabled(served_demos: Served, new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    cable = Cable(page)
+    page.goto(served_demos.url + "/led/")
+    red = led(page, "Lamp in the server", "red")
+    expect(red).to_be_enabled()
+    cable.cut()
+    expect(page.get_by_role("status")).to_have_text("reconnecting …")
+    expect(red).to_be_disabled()
+    cable.mend()
+    expect(page.get_by_role("status")).to_have_text("connected")
+    expect(red).to_be_enabled()
+
+
+def test_a_lamp_leads_back_to_the_switch(served_demos: Served, new_page: Callable[..., Any]) -> None:
+    lamp, _ = open_lamp(served_demos, new_page)
+    lamp.locator("header").get_by_role("link", name="Switch").click()
+    expect(lamp.get_by_role("heading", level=1)).to_have_text("Switch")
 
 
 def test_a_click_goes_to_one_lamp_and_one_colour(served_demos: Served, new_page: Callable[..., Any]) -> None:

@@ -11,9 +11,16 @@ import pytest
 import requests
 from playwright.sync_api import expect
 
+from tests.browser.demos import violations
 from tests.conftest import REPOSITORY, Served
 
 APPLICATIONS = {"rpc": "rpc/smq.lsp", "python": "python/smq"}
+
+
+IS_RED = """element => {
+    const [red, green, blue] = getComputedStyle(element).color.match(/\\d+/g).map(Number);
+    return red > 2 * green && red > 2 * blue;
+}"""
 
 
 @pytest.fixture(params=list(APPLICATIONS))
@@ -51,6 +58,8 @@ def test_an_error_comes_back_as_one(served_demos: Served, new_page: Callable[...
     page = open_page(served_demos, new_page, application)
     entry = call(page, "add", "1, {}")
     expect(entry).to_have_class("card failed")
+    assert entry.locator("output").evaluate(IS_RED)
+    assert violations(page) == []
     unknown = page.evaluate("call('nothing').catch(error => error.message)")
     assert unknown == "there is no function nothing"
 
@@ -72,8 +81,15 @@ def test_arguments_that_are_no_json_are_not_sent(
     page = open_page(served_demos, new_page, application)
     page.get_by_label("Arguments").fill("1, oops")
     page.get_by_role("button", name="Call").click()
-    expect(page.locator("#help")).to_contain_text("not JSON")
+    error = page.get_by_role("alert")
+    expect(error).to_contain_text("not JSON")
+    assert error.evaluate(IS_RED)
+    assert violations(page) == []
+    expect(page.get_by_label("Arguments")).to_have_attribute("aria-invalid", "true")
     expect(page.get_by_role("listitem")).to_have_count(0)
+    call(page, "add", "1, 2")
+    expect(error).to_be_hidden()
+    expect(page.get_by_label("Arguments")).to_have_attribute("aria-invalid", "false")
 
 
 def test_a_slow_call_does_not_hold_up_another(

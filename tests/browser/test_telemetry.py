@@ -113,6 +113,7 @@ def test_later_visitors_see_earlier_values(telemetry: str, new_page: Callable[..
 def test_the_page_says_how_to_start_a_pipeline(telemetry: str, new_page: Callable[..., Any]) -> None:
     page = opened(new_page(telemetry))
     expect(page.locator("#hint")).to_be_hidden()
+    expect(page.locator("#hint")).to_contain_text("start with --pipelines")
     expect(page.locator("#hint")).to_be_visible()
     minute(page, "roof", 0, 20.0)
     expect(page.locator("#hint")).to_be_hidden()

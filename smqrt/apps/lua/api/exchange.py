@@ -556,7 +556,7 @@ class ResponseBinding:
         self.set_status(handle, status)
         response.headers.set("Content-Type", "text/html; charset=utf-8")
         response.close = True
-        return error_page(status).replace(b"</body>", (text or b"") + b"</body>")
+        return error_page(status).replace(b"</main>", (text or b"") + b"</main>")
 
     def reset(self, handle: int, what: bytes) -> None:
         self._of(handle).response.reset(what.decode("ascii"))
