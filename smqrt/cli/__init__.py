@@ -41,6 +41,7 @@ _COMMANDS = {
     "passwd": ("smqrt.cli.identity", "passwd", "Add, change or remove a user of a users file."),
     "acl": ("smqrt.cli.identity", "acl", "Check the permissions of a user."),
     "check": ("smqrt.cli.check", "check", "List calls of a Lua application that smqrt does not support."),
+    "lua": ("smqrt.cli.lua", "lua", "Open a Lua prompt in a running application."),
     "lua-stubs": ("smqrt.cli.lua", "lua_stubs", "Write annotations of the Lua API for editors."),
     "bench": ("smqrt.cli.pubsub", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Run Spark queries on the messages of a hub."),
