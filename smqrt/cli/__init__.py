@@ -42,6 +42,8 @@ _COMMANDS = {
     "passwd": ("smqrt.cli.identity", "passwd", "Add, change or remove a user of a users file."),
     "acl": ("smqrt.cli.identity", "acl", "Check the permissions of a user."),
     "check": ("smqrt.cli.check", "check", "List calls of a Lua application that smqrt does not support."),
+    "lua": ("smqrt.cli.lua", "lua", "Open a Lua prompt in a running application."),
+    "lua-stubs": ("smqrt.cli.lua", "lua_stubs", "Write annotations of the Lua API for editors."),
     "bench": ("smqrt.cli.pubsub", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Run Spark queries on the messages of a hub."),
     "journal": ("smqrt.cli.journal", "journal", "Inspect, compact, export and replay recorded messages."),
@@ -122,7 +124,8 @@ def cli() -> None:
 def new(folder: Path, python: bool) -> None:
     """Create an application from a template in FOLDER.
 
-    FOLDER is created when it does not exist; otherwise it must be empty.
+    FOLDER is created when it does not exist; otherwise it must be empty. A Lua application also gets .luarc.json and
+    the annotations of `smqrt lua-stubs`, for editors with LuaLS.
     """
     from importlib import resources  # slow to import, and no other command needs it
 
@@ -135,6 +138,11 @@ def new(folder: Path, python: bool) -> None:
         ) as template:
             for file in sorted(template.iterdir()):
                 (folder / file.name).write_bytes(file.read_bytes())
+        if not python:
+            from smqrt.cli.lua import STUBS_FOLDER, write_luarc, write_stubs
+
+            write_stubs(folder / STUBS_FOLDER)
+            write_luarc(folder)
     except OSError as error:
         raise StartError(f"Cannot create {folder}: {error.strerror}.") from None
     click.echo(f"Created an application in {folder}. Start it with: smqrt serve --reload {folder}")

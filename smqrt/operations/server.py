@@ -43,6 +43,15 @@ def folder() -> Path:
     return Path(runtime) / "smqrt" if runtime else Path(tempfile.gettempdir()) / f"smqrt-{os.getuid()}"
 
 
+def make_folder() -> bool:
+    """Create the folder of the announcements; return False when other users have access to it. Raises OSError."""
+    path = folder()
+    path.mkdir(mode=0o700, exist_ok=True)
+    # In /tmp another user may have created the folder, or a link of this name.
+    found = path.lstat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
 def announce(url: str, certificate: str | None = None) -> Path | None:
     """Write the address of an admin listener into a file that only this user can read, and return its path.
 
@@ -55,10 +64,7 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
     """
     path = folder() / f"{os.getpid()}.json"
     try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        # In /tmp another user may have created the folder, or a link of this name.
-        found = path.parent.lstat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        if not make_folder():
             log.info("%s: other users have access to this folder; commands need --url", path.parent)
             return None
         new_path = path.with_suffix(".new")

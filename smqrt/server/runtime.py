@@ -46,6 +46,7 @@ from smqrt.operations.access_log import AccessLog
 from smqrt.operations.all_workers import AllWorkers, serve_other_workers
 from smqrt.operations.console.console import mount as mount_console
 from smqrt.operations.context import Health, Parts
+from smqrt.operations.lua_prompt import LuaPrompt
 from smqrt.operations.otel import Tracing
 from smqrt.operations.server import AdminServer
 from smqrt.server.applications import Compactions, Pipelines, ServerApplications, shown_name
@@ -598,6 +599,7 @@ class Operations:
     ) -> None:
         self._settings, self._worker_rpc = settings.admin, worker_rpc
         self._parts: Parts | None = None
+        self._prompt: LuaPrompt | None = None
         self.admin: AdminServer | None = None
         if settings.admin.enabled and worker_place().is_first:
             files = admin_files(settings)
@@ -624,6 +626,8 @@ class Operations:
     def show(self, parts: Parts) -> None:
         """Serve these parts at the admin listener of this process. Other workers send theirs to worker 0."""
         self._parts = parts
+        if self._settings.lua_prompt:
+            self._prompt = LuaPrompt(parts.vm, parts.applications, self._settings.lua_prompt_s)
         if self.admin is not None:
             all_workers = AllWorkers(parts, self._worker_rpc)
             self.admin.mount(parts, all_workers)
@@ -634,6 +638,8 @@ class Operations:
 
     def start(self) -> None:
         """Accept connections of operators."""
+        if self._prompt is not None:
+            self._prompt.start()
         if self.admin is not None:
             self.admin.start()
         elif self._worker_rpc is not None and self._settings.enabled and self._parts is not None:
@@ -641,6 +647,8 @@ class Operations:
 
     def close(self) -> None:
         """Close the admin listener, the access log and the traces."""
+        if self._prompt is not None:
+            self._prompt.close()
         if self.admin is not None:
             self.admin.close()
         if self._parts is not None:

@@ -410,6 +410,14 @@ class AdminSettings:
         live=True,
     )
     console: bool = option(True, switch(), "Serve the console, at `/console/`.")
+    lua_prompt: bool = option(
+        False,
+        switch(),
+        "Open a socket for `smqrt lua`, where processes of the server's user and of root run code in Lua applications.",
+    )
+    lua_prompt_s: float = option(
+        30.0, number(1, 3600), "Seconds after which a call at the Lua prompt ends, if it waits."
+    )
 
 
 @dataclass(frozen=True)

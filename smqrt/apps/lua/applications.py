@@ -212,6 +212,20 @@ class Application:
         """Whether it is loaded."""
         return self._running is not None
 
+    @property
+    def scope(self) -> current_process.AppScope | None:
+        """What it has created; None unless it is loaded."""
+        return self._running.owner if self._running is not None else None
+
+    def has_file(self, name: str) -> bool:
+        """Return whether it is loaded and its folder has this file."""
+        if self._running is None:
+            return False
+        try:
+            return not self._running.reader.io.stat(name).isdir
+        except IoError:
+            return False
+
     def load(self) -> None:
         """Open the folder and run `.preload`. May block. An error is logged and stored in `error`."""
         with self._change():

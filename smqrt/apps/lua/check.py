@@ -71,7 +71,7 @@ PAGE = "lua-api"
 
 _ROW = re.compile(r"^\| (.*?) \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
 _ITEM = re.compile(r"`([^`]+)`")
-_NAME = re.compile(r"[A-Za-z_]\w*(?:[.:][A-Za-z_]\w*)*")
+_NAME = re.compile(r"([A-Za-z_]\w*(?:[.:][A-Za-z_]\w*)*)(?:\(.*|: .*)?")  # the rest is the signature
 _MODULE = re.compile(r'require "([^"]+)"')
 _ABSENT = ("not yet", "no")
 
@@ -119,11 +119,11 @@ def read_table(page: str | None = None) -> ApiTable:
                     table.absent_modules[module[1].replace("/", ".")] = pages.plain(note)
                 else:
                     table.modules.add(module[1].replace("/", "."))
-            elif name := _NAME.fullmatch(item.removesuffix("()")):
+            elif name := _NAME.fullmatch(item):
                 if is_absent:
-                    table.absent[name[0]] = pages.plain(note)
+                    table.absent[name[1]] = pages.plain(note)
                 else:
-                    table.supported.add(name[0])
+                    table.supported.add(name[1])
     return table
 
 
@@ -133,7 +133,7 @@ MAX_DEPTH = 32
 
 _CODE = (".lua", ".lsp", ".xlua")
 _SPECIAL = (".preload", ".config")
-_SKIPPED_FOLDERS = (".git", ".hg", "node_modules", "__pycache__")
+_SKIPPED_FOLDERS = (".git", ".hg", ".luals", "node_modules", "__pycache__")
 
 _LUA_ERROR = re.compile(r"page:(\d+): (.*)")
 

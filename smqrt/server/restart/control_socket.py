@@ -105,15 +105,18 @@ BACKLOG = 16
 
 
 class ControlSocket:
-    """The Unix socket where a server accepts requests for a hot restart.
+    """A Unix socket where a server accepts processes of its user, or of root: for a hot restart, or `smqrt lua`.
 
     Args:
         path: its path; empty for no socket.
         on_request: called with a channel and its first message; must not block.
+        setting: the setting of the socket, for messages.
     """
 
-    def __init__(self, path: str, on_request: Callable[[FdChannel, Message], object]) -> None:
-        self._path, self._on_request = path, on_request
+    def __init__(
+        self, path: str, on_request: Callable[[FdChannel, Message], object], setting: str = "restart.socket"
+    ) -> None:
+        self._path, self._on_request, self._setting = path, on_request, setting
         self._socket: gsocket.socket | None = None
         self._accepting: gevent.Greenlet[..., None] | None = None
         self._other_user_lines, self._invalid_lines = LineLimit(), LineLimit()
@@ -130,7 +133,7 @@ class ControlSocket:
         path = self._path
         if not path:
             return
-        check_socket_path("restart.socket", path)
+        check_socket_path(self._setting, path)
         sock = gsocket.socket(socket.AF_UNIX)
         new_path = f"{path}.{os.getpid()}"
         before = os.umask(0o177)  # from its creation, only this user can connect to the socket
@@ -150,7 +153,7 @@ class ControlSocket:
             os.rename(new_path, path)  # atomically, so that the path always exists
         except OSError as error:
             sock.close()
-            raise StartError(f"restart.socket: {path}: {error.strerror}; set a path in a separate folder.") from None
+            raise StartError(f"{self._setting}: {path}: {error.strerror}; set a path in a separate folder.") from None
         finally:
             os.umask(before)
         self._socket = sock
@@ -176,20 +179,20 @@ class ControlSocket:
             try:
                 client, _ = sock.accept()
             except OSError as error:
-                log.error("restart.socket: %s", error)
+                log.error("%s: %s", self._setting, error)
                 gevent.sleep(1)
                 continue
             channel = FdChannel(client, MAX_FIRST_MESSAGE_BYTES)
             pid, uid = channel.peer()
             if not channel.is_of_this_user():
-                self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
+                self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at {self._setting}")
                 channel.close()
                 continue
             try:
                 # One process after the other: only a silent process of this user blocks the others, for HELLO_S.
                 message, fds = channel.receive(HELLO_S)
             except ChannelError as error:
-                self._invalid_lines.warn(f"refused: process {pid} at restart.socket: {error}")
+                self._invalid_lines.warn(f"refused: process {pid} at {self._setting}: {error}")
                 channel.close()
                 continue
             for fd in fds:
