@@ -12,7 +12,8 @@ from smqrt.app import HttpError, send_file
 from smqrt.errors import ArgumentError
 from smqrt.http.disk import DiskIo
 from smqrt.operations.console.console import Console
-from smqrt.operations.console.views import MAX_REQUEST_BYTES, VIEWS, LiveViews
+from smqrt.operations.console.live_views import MAX_REQUEST_BYTES, LiveViews
+from smqrt.operations.console.views import VIEWS
 
 PULSE = "pulse"
 rtl = DiskIo(Path(smqrt.__file__).parent / "rtl")
