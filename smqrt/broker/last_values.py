@@ -245,7 +245,7 @@ class LastValues:
     """
 
     def __init__(self, filters: Iterable[str], limits: LastValueLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._store: ValueStore | None = None
         self.count = self.size_bytes = 0
         self._deletions: dict[Place, TopicValues] = {}
@@ -292,9 +292,9 @@ class LastValues:
 
     def over(self, size_bytes: int) -> Limit | None:
         """Return the limit that forbids a new value of `size_bytes`."""
-        if self.count >= self._limits.values:
+        if self.count >= self.limits.values:
             return VALUES
-        return MEMORY if self.size_bytes + size_bytes > self._limits.size_bytes else None
+        return MEMORY if self.size_bytes + size_bytes > self.limits.size_bytes else None
 
     def initial_frames(self, topic: Topic) -> bytes:
         """Return the frames that a new subscriber of `topic` gets first; empty for none."""

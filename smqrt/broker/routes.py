@@ -126,6 +126,9 @@ class Trace:
 
     def published(self, peer: BrokerPeer, batch: bytes, topic: Topic | None) -> None:
         """Record a batch that a client, or the server, published to one destination."""
+        if len(self._events) >= MAX_WAITING_EVENTS:  # without unpacking it, so that a slow reader costs less
+            self._missed += count_frames(batch)
+            return
         table = self.broker.subtopic_table
         qos = getattr(batch, "qos", None)  # see `smqrt.broker.mqtt.messages`
         more: dict[str, object] = {} if qos is None else {"qos": qos}

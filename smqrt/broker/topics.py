@@ -120,6 +120,7 @@ class Topic:
         forwarded: counter of messages that `deliver` does not see; None without any.
         observers: the number of subscribers in the last notification, by observer.
         messages, bytes: delivered since the last `count`.
+        total: messages that clients of this node published to it and that were delivered, until the last `count`.
         nodes: what other nodes have to do with it, to be read; `for_nodes` returns an object that may be changed.
     """
 
@@ -137,6 +138,7 @@ class Topic:
         "nodes",
         "observers",
         "raw",
+        "total",
         "ws",
     )
 
@@ -145,7 +147,7 @@ class Topic:
         self.key = number.to_bytes(4, "big")
         self.name = name
         self._table = table
-        self.messages = self.bytes = 0
+        self.messages = self.bytes = self.total = 0
         self.nodes = _NO_OTHER_NODES
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
@@ -277,6 +279,7 @@ class Topic:
             self._add_forwarded(self.forwarded)
         if self.messages:
             nodes, traffic = self.nodes, self._table.traffic
+            self.total += self.messages - nodes.arrived
             traffic.add(self.messages, self.bytes, 0 if nodes.leads_away else len(self.raw) + len(self.ws))
             self.messages = self.bytes = 0
             if nodes.arrived:  # published at another node, which counts them; only the copies are counted here

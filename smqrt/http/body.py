@@ -78,12 +78,13 @@ class BodyMemory:
         limit_bytes: the limit.
 
     Attributes:
+        limit_bytes: see above.
         held_bytes: the bytes in use.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.held_bytes = 0
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
 
     def reserve(self, count: int) -> None:
         """Reserve `count` bytes.
@@ -91,8 +92,8 @@ class BodyMemory:
         Raises:
             HttpError: 503, the limit is reached.
         """
-        if self.held_bytes + count > self._limit_bytes:
-            mib = self._limit_bytes >> 20
+        if self.held_bytes + count > self.limit_bytes:
+            mib = self.limit_bytes >> 20
             BODIES.refused("a request body", f"limit reached: bodies_mib ({mib})")
             detail = "The server has no memory for further request bodies; try again in a second."
             raise HttpError(503, detail, headers={"Retry-After": "1"}, close=True)

@@ -18,7 +18,13 @@ from smqrt.operations.context import Parts
 from smqrt.operations.metrics import Metrics
 from smqrt.operations.snapshots import NotFoundError
 from smqrt.operations.topic_listener import QUESTION as LISTEN
-from smqrt.operations.topic_listener import LocalTopicListener, RemoteTopicListener, TopicListener, serve_topic_listener
+from smqrt.operations.topic_listener import (
+    LocalPeerListener,
+    LocalTopicListener,
+    RemoteListener,
+    TopicListener,
+    serve_topic_listener,
+)
 from smqrt.smq.gevent_broker import all_brokers
 from smqrt.wire.smq import MAX_NAME_BYTES
 from smqrt.workers.worker_rpc import END, Events, Message, News, WorkerRpc, WorkerRpcServer, worker_of_hub
@@ -260,9 +266,9 @@ def _mqtt_retained(parts: Parts, arguments: Arguments) -> Answer:
 
 
 def _closed(parts: Parts, arguments: Arguments) -> Answer:
-    known(arguments, ("hub", "after", "limit", "reason"))
-    hub, reason = _hub_of(arguments), arguments.get("reason", "")
-    return snapshots.closed(parts, arguments.get("after"), limit_of(arguments), hub, reason)
+    known(arguments, ("hub", "after", "limit", "reason", "uid"))
+    hub, reason, uid = _hub_of(arguments), arguments.get("reason", ""), arguments.get("uid", "")
+    return snapshots.closed(parts, arguments.get("after"), limit_of(arguments), hub, reason, uid)
 
 
 PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
@@ -333,7 +339,7 @@ def apps(answers: Answers, arguments: Arguments) -> object:
 
 
 def limits(answers: Answers, arguments: Arguments) -> object:
-    """Return the limits with the sums of their counters and the latest refusal."""
+    """Return the limits with the sums of their counters, the latest refusal, and the use of the fullest worker."""
     # By name: the import of a module registers its limits, and workers may have imported different modules.
     by_name: dict[str, list[Any]] = {}
     for worker_rows in answers.values():
@@ -342,7 +348,9 @@ def limits(answers: Answers, arguments: Arguments) -> object:
     merged = []
     for _, rows in sorted(by_name.items()):
         latest = max(rows, key=lambda row: row["last_at"] or "")
-        merged.append({**latest, "reached": sum(row["reached"] for row in rows)})
+        fullest = max(rows, key=lambda row: -1 if row["used"] is None else row["used"])
+        reached = sum(row["reached"] for row in rows)
+        merged.append({**latest, "used": fullest["used"], "bound": fullest["bound"], "reached": reached})
     return merged
 
 
@@ -550,8 +558,19 @@ class AllWorkers:
         """Subscribe to topics of a hub of any worker until the result is closed. Errors: see `LocalTopicListener`."""
         number = worker_of_hub(hub)
         if self._worker_rpc is not None and number in self._worker_rpc.others:
-            return RemoteTopicListener(self._worker_rpc, number, hub, topics)
+            return RemoteListener(self._worker_rpc, number, {"hub": hub, "topics": list(topics)})
         return LocalTopicListener(snapshots.broker_of(hub), topics)
+
+    def listen_to_peer(self, peer: str) -> TopicListener:
+        """Record what a client of any worker publishes until the result is closed. Raises ArgumentError.
+
+        Args:
+            peer: the id of the client, such as "1.3055123".
+        """
+        number = _worker_of(["peers", peer], {})
+        if self._worker_rpc is not None and number in self._worker_rpc.others:
+            return RemoteListener(self._worker_rpc, number, {"peer": peer})
+        return LocalPeerListener(peer)
 
     def _ask(self, queries: Sequence[Query]) -> tuple[list[dict[int, Response]], float]:
         """Return the responses to each query by the number of the worker, and `Results.cost_s`."""

@@ -37,6 +37,7 @@ from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import DiskThreads
 from smqrt.operations.api_pages import LIMIT, Snapshot, T, check_limit, largest, page, paged, whole
 from smqrt.operations.context import Parts, process_usage
+from smqrt.operations.limit_usage import limit_usage
 from smqrt.operations.logs import iso
 from smqrt.settings.limits import snapshot as limit_states
 from smqrt.smq import close_log
@@ -132,7 +133,7 @@ _STATUS_FOLDER, _STATUS_FILE = ".pipelines", "status.json"
 _MAX_QUERIES, _MAX_STATUS_BYTES = 500, 1 << 16
 _STATUS_TYPES: dict[str, Callable[[Any], object]] = {
     "name": str, "kind": str, "state": str, "batch": int, "batch_ms": int, "rows": int, "rows_per_s": float,
-    "lag_rows": int, "lag_s": float, "published": int, "error": str, "trouble": str, "updated": float,
+    "lag_rows": int, "lag_s": float, "published": int, "error": str, "warning": str, "trouble": str, "updated": float,
 }  # fmt: skip
 """The keys of a status file with their types."""
 
@@ -498,6 +499,17 @@ def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
     return paged(page(names, lambda one: one, None, limit), text, text)
 
 
+def _messages_of(topic: Topic) -> int:
+    topic.count()
+    return topic.total
+
+
+_TOPIC_SIZES: dict[str, Callable[[Topic], float]] = {
+    "subscribers": lambda topic: topic.subscribers,
+    "messages": _messages_of,
+}
+
+
 def topics(
     parts: Parts, hub: int, after: str | None = None, limit: int = LIMIT, search: str = "", sort: str = ""
 ) -> Snapshot:
@@ -509,7 +521,7 @@ def topics(
         after: the `after` of the previous page.
         limit: items on the page, 1 to 1000.
         search: only topics whose name contains this text.
-        sort: "subscribers": the largest first, without a next page.
+        sort: "subscribers" or "messages": the largest first, without a next page.
 
     Raises:
         ArgumentError: there is no such hub, or an argument is invalid.
@@ -518,20 +530,22 @@ def topics(
     needle = search.lower()
     wanted = (lambda topic: needle in text(topic.name or b"").lower()) if needle else None
     if sort:
-        found = largest(named, _size(sort, {"subscribers": lambda topic: topic.subscribers}), limit, wanted)
+        found = largest(named, _size(sort, _TOPIC_SIZES), limit, wanted)
     else:
         found = page(named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted)
     return paged(found, lambda one: topic(hub, one), str)
 
 
 def topic(hub: int, one: Topic) -> Snapshot:
-    """Return a topic with its counters."""
+    """Return a topic with its counters; `messages` were published by clients of this process."""
+    one.count()
     return {
         "id": one.id,
         "hub": hub,
         "name": text(one.name or b""),
         "subscribers": one.subscribers,
         "observers": len(one.observers),
+        "messages": one.total,
     }
 
 
@@ -589,7 +603,7 @@ def pipelines(parts: Parts) -> list[Snapshot]:
 
 
 def closed(
-    parts: Parts, after: str | None = None, limit: int = LIMIT, hub: int | None = None, reason: str = ""
+    parts: Parts, after: str | None = None, limit: int = LIMIT, hub: int | None = None, reason: str = "", uid: str = ""
 ) -> Snapshot:
     """Return a page of the last closed connections, the newest first.
 
@@ -599,13 +613,15 @@ def closed(
         limit: items on the page, 1 to 1000.
         hub: only connections of this hub.
         reason: only connections with this close reason, such as "slow_consumer".
+        uid: only connections of clients with this uid.
 
     Raises:
         ArgumentError: an argument is invalid.
     """
 
     def wanted(one: Closed) -> bool:
-        return (hub is None or one.hub == hub) and (not reason or one.reason.name.lower() == reason.lower())
+        is_reason = not reason or one.reason.name.lower() == reason.lower()
+        return is_reason and (hub is None or one.hub == hub) and (not uid or text(one.uid) == uid)
 
     def row(one: Closed) -> Snapshot:
         explanation = explanation_of(one.reason)
@@ -628,10 +644,12 @@ def closed(
 
 
 def limits(parts: Parts) -> list[Snapshot]:
-    """Return the limits, with the number of refusals of each."""
+    """Return the limits, with their use and the number of refusals of each; see `limit_usage`."""
+    usage = limit_usage(parts)
     return [
         {
             "name": one.name,
+            **usage(one.name),
             "rule": one.rule,
             "setting": one.setting,
             "reached": one.count,

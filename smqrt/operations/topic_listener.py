@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from time import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
 
 from smqrt.broker.broker import MAX_ID, Broker
 from smqrt.broker.outbox import Outbox
-from smqrt.broker.routes import Trace
+from smqrt.broker.routes import MAX_PAYLOAD_SHOWN_BYTES, Trace
+from smqrt.broker.sessions import Session
+from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Topic
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.operations import snapshots
@@ -40,7 +42,7 @@ _REPORT_S = 0.5
 
 
 class TopicListener(Protocol):
-    """The common interface of `LocalTopicListener` and `RemoteTopicListener`."""
+    """The common interface of the listeners below."""
 
     def take(self) -> tuple[list[Snapshot], int]: ...
     def close(self) -> None: ...
@@ -113,18 +115,77 @@ class LocalTopicListener(Outbox):
                 self._kept.append(row)
 
 
-class RemoteTopicListener:
-    """Subscribes to topics of a hub of another worker. After invalid arguments, `take` raises.
+class _PeerTrace(Trace):
+    """A trace of one connection; another connection of the client is not part of it.
+
+    Args:
+        session: the session of the client.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.broker, session.uid, None, lambda: None)
+        self._etid = session.etid
+
+    def is_about(self, peer: BrokerPeer) -> bool:
+        """See `Trace.is_about`."""
+        return peer.etid == self._etid
+
+
+class LocalPeerListener:
+    """Records what a client publishes. Without a listener the data path of the client is unchanged.
+
+    Args:
+        peer: the id of the client, such as "1.3055123".
+        clock: returns Unix seconds.
+
+    Raises:
+        ArgumentError: there is no such client.
+    """
+
+    def __init__(self, peer: str, clock: Callable[[], float] = time) -> None:
+        self._trace, self._clock = _PeerTrace(snapshots.session_of(peer)), clock
+        self._number = 0
+        self._trace.start()
+
+    def close(self) -> None:
+        """Stop recording. A second call does nothing."""
+        self._trace.stop()
+
+    def take(self) -> tuple[list[Snapshot], int]:
+        """Return the last messages since the last call, and the number of messages that were not kept."""
+        events: list[Any] = self._trace.take()
+        published = [one for one in events if one["event"] == "publish"]
+        missed = sum(one["events"] for one in events if one["event"] == "missed")
+        missed += sum(one["event"] == "more" for one in events) + max(len(published) - MAX_KEPT, 0)
+        rows: list[Snapshot] = []
+        for one in published[-MAX_KEPT:]:
+            self._number += 1
+            payload = printable(one["payload"], lines=True)
+            row: Snapshot = {
+                "number": self._number,
+                "at_s": self._clock(),
+                "topic": printable(str(one["topic"])),
+                "subtopic": printable(str(one["subtopic"] or "")),
+                "from": one["etid"],
+                "size_bytes": one["bytes"],
+                "text": payload,
+                "cut": one["bytes"] > MAX_PAYLOAD_SHOWN_BYTES,
+            }
+            rows.append(row)
+        return rows, missed
+
+
+class RemoteListener:
+    """Subscribes to topics of a hub, or records a client, of another worker. After invalid arguments, `take` raises.
 
     Args:
         worker_rpc: calls the other workers.
         worker: the number of the worker that has the hub.
-        hub: the number of the hub.
-        destinations: see `LocalTopicListener`.
+        what: `hub`, its number, and `topics`, see `LocalTopicListener`; or `peer`, see `LocalPeerListener`.
     """
 
-    def __init__(self, worker_rpc: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
-        question: Message = {"do": QUESTION, "hub": hub, "topics": list(destinations)}
+    def __init__(self, worker_rpc: WorkerRpc, worker: int, what: Message) -> None:
+        question: Message = {"do": QUESTION, **what}
         self._kept: list[Snapshot] = []
         self._missed = self._number = 0
         self._fault = ""
@@ -154,14 +215,18 @@ class RemoteTopicListener:
 
 
 def serve_topic_listener(hub: Callable[[int], Broker], question: Message) -> News:
-    """Yield messages for a `RemoteTopicListener` of another worker.
+    """Yield messages for a `RemoteListener` of another worker.
 
     Args:
         hub: returns a hub of this worker by its number; raises ArgumentError.
         question: the request of the other worker.
     """
     try:
-        listening = LocalTopicListener(hub(question["hub"]), question["topics"])
+        listening: TopicListener
+        if "peer" in question:
+            listening = LocalPeerListener(question["peer"])
+        else:
+            listening = LocalTopicListener(hub(question["hub"]), question["topics"])
     except (ArgumentError, ClosedError) as error:
         yield {"do": "messages", "messages": [], "missed": 0, "why": str(error)}
         yield END

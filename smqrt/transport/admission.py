@@ -388,9 +388,19 @@ class ConnectionLimit:
         """Count a new connection that another worker admits; return False when a rate is exceeded."""
         return _is_local(host) or not self._exceeded_rate(host)
 
+    @property
+    def maximum(self) -> int:
+        """The maximum of open connections that is in force now."""
+        return self.limit or _max_open()
+
+    @property
+    def most_of_an_address(self) -> int:
+        """The number of open connections of the address that has the most."""
+        return max(self._by_address.values(), default=0)
+
     def room(self) -> int:
         """Return the number of further connections that the limit permits."""
-        limit = self.limit or _max_open()
+        limit = self.maximum
         self._room_until = min(limit, self.open + _ROOM_STEP)
         return limit - self.open
 

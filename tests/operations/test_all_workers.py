@@ -27,11 +27,17 @@ def test_metrics_of_workers_are_merged() -> None:
 def test_limits_are_merged_by_name() -> None:
     """A worker that has not imported a module does not have its limits."""
 
-    def row(name: str, reached: int, last_at: str | None = None) -> dict[str, object]:
-        return {"name": name, "reached": reached, "last_at": last_at}
+    def row(
+        name: str, reached: int, last_at: str | None = None, used: int | None = None, bound: int | None = None
+    ) -> dict[str, object]:
+        return {"name": name, "reached": reached, "last_at": last_at, "used": used, "bound": bound}
 
-    answers = {0: [row("a", 1), row("b", 2, "2026-01-01"), row("c", 4)], 1: [row("b", 8, "2026-01-02"), row("d", 16)]}
-    assert all_workers.limits(answers, {}) == [row("a", 1), row("b", 10, "2026-01-02"), row("c", 4), row("d", 16)]
+    answers = {
+        0: [row("a", 1), row("b", 2, "2026-01-01", 7, 10), row("c", 4)],
+        1: [row("b", 8, "2026-01-02", 3, 20), row("d", 16)],
+    }
+    merged = [row("a", 1), row("b", 10, "2026-01-02", 7, 10), row("c", 4), row("d", 16)]
+    assert all_workers.limits(answers, {}) == merged, "the use is that of the fullest worker"
 
 
 def page(*rows: dict[str, Any], after: str | None = None, total: int | None = None) -> dict[str, Any]:

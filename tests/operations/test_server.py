@@ -92,7 +92,15 @@ def test_snapshots_show_the_parts_of_the_server(served: Served) -> None:
     assert "broken on purpose" in next(one["error"] for one in api(served, "apps") if one["name"] == "bad")
     (hub,) = api(served, "hubs")
     assert (hub["app"], hub["topics"], hub["subscriptions"]) == ("good", 2, 1)
-    assert {"connections", "handshakes"} <= {one["name"] for one in api(served, "limits")}
+    limits = {one["name"]: one for one in api(served, "limits")}
+    assert limits["handshakes"]["bound"] == 256
+    assert (limits["names"]["title"], limits["names"]["bound"]) == ("topics of a hub, also its sub-topics", 250_000)
+    assert limits["names"]["used"] == 2
+    assert 0 < limits["connections"]["used"] < limits["connections"]["bound"]
+    assert limits["lua_memory"]["used"] > 0
+    assert limits["lua_memory"]["unit"] == "bytes"
+    assert (limits["publish_rate"]["used"], limits["publish_rate"]["bound"]) == (None, "unlimited")
+    assert limits["hosts"]["bound"] is None
     assert api(served, "journals") == api(served, "pipelines") == []
 
 
@@ -117,6 +125,11 @@ def test_peers_and_topics_come_in_pages(served: Served, client: SmqClient) -> No
     assert sorted(names) == ["extra", "other", "room"]
     largest = api(served, f"topics?hub={hub['id']}&sort=subscribers&limit=1")
     assert largest["items"][0]["name"] == "room"
+    for _ in range(3):
+        client.publish("hello", "room")
+    get_messages = lambda: api(served, f"topics?hub={hub['id']}&sort=messages&limit=1")["items"][0]  # noqa: E731
+    wait_until(lambda: wait_for_thread(get_messages)["messages"] == 3)
+    assert wait_for_thread(get_messages)["name"] == "room"
 
 
 def test_disconnect_by_an_operator_is_recorded(served: Served, client: SmqClient) -> None:
@@ -128,6 +141,8 @@ def test_disconnect_by_an_operator_is_recorded(served: Served, client: SmqClient
     closed = api(served, "closed?reason=shutdown")["items"][0]
     assert (closed["uid"], closed["address"], closed["detail"]) == ("<script>", "127.0.0.1", "by an operator")
     assert closed["remedy"]
+    assert [one["number"] for one in api(served, "closed?uid=<script>&limit=1")["items"]] == [closed["number"]]
+    assert api(served, "closed?uid=nobody")["total"] == 0
     assert get(served, f"/api/v1/peers/{peer['id']}").status_code == 404
 
 

@@ -15,8 +15,9 @@ from smqrt.operations.topic_listener import (
     MAX_KEPT,
     MAX_TRACES,
     TRACES,
+    LocalPeerListener,
     LocalTopicListener,
-    RemoteTopicListener,
+    RemoteListener,
     serve_topic_listener,
     start_trace,
 )
@@ -91,16 +92,16 @@ class OtherWorker:
 
 
 @pytest.fixture
-def other() -> Iterator[tuple[OtherWorker, RemoteTopicListener]]:
+def other() -> Iterator[tuple[OtherWorker, RemoteListener]]:
     rpc: Any = OtherWorker()
-    listening = RemoteTopicListener(rpc, 1, 1_000_001, ["lamp"])
+    listening = RemoteListener(rpc, 1, {"hub": 1_000_001, "topics": ["lamp"]})
     gevent.sleep(0)
     yield rpc, listening
     listening.close()
     listening.close()
 
 
-def test_messages_of_another_worker_are_numbered_and_bounded(other: tuple[OtherWorker, RemoteTopicListener]) -> None:
+def test_messages_of_another_worker_are_numbered_and_bounded(other: tuple[OtherWorker, RemoteListener]) -> None:
     rpc, listening = other
     assert rpc.question == {"do": "listen", "hub": 1_000_001, "topics": ["lamp"]}
     rpc.report("one", missed=2)
@@ -111,7 +112,7 @@ def test_messages_of_another_worker_are_numbered_and_bounded(other: tuple[OtherW
     assert listening.take() == ([], 0)
 
 
-def test_a_wrong_topic_of_another_worker_raises_at_take(other: tuple[OtherWorker, RemoteTopicListener]) -> None:
+def test_a_wrong_topic_of_another_worker_raises_at_take(other: tuple[OtherWorker, RemoteListener]) -> None:
     rpc, listening = other
     rpc.report(why="topics: there is no topic 5")
     for _ in range(2):
@@ -132,6 +133,47 @@ def test_reports_to_another_worker_end_with_their_reader(
     reports.close()
     wrong: Any = serve_topic_listener(lambda number: broker, {"hub": 1, "topics": [77]})
     assert [one if one == END else one["why"] for one in wrong] == ["topics: there is no topic 77", END]
+
+
+# ---- messages of one client
+
+
+def test_messages_of_a_client_are_recorded_while_somebody_looks(make_site: Callable[..., Any]) -> None:
+    site = make_site()
+    lamp, door = site.device(b"lamp-1"), site.device(b"door-1")
+    number = door.subscribe(b"light")
+    broker = site.state
+    listening = LocalPeerListener(f"{broker.number}.{lamp.etid}", clock=lambda: 5.0)
+    lamp.publish(number, b"on\x1b").publish(number, b"x" * 100)
+    door.publish(number, b"mine")
+    for _ in range(3):
+        door.receive()
+    (first, second), missed = listening.take()
+    assert missed == 0
+    assert first == {
+        "number": 1, "at_s": 5.0, "topic": "light", "subtopic": "", "from": lamp.etid, "size_bytes": 3,
+        "text": "on\\x1b", "cut": False,
+    }  # fmt: skip
+    assert (second["number"], second["size_bytes"], len(str(second["text"])), second["cut"]) == (2, 100, 80, True)
+    for text in range(MAX_KEPT + 15):
+        lamp.publish(number, b"%d" % text)
+        door.receive()
+    messages, missed = listening.take()
+    assert ([one["text"] for one in messages], missed) == ([str(text) for text in range(15, MAX_KEPT + 15)], 15)
+    assert broker.traces
+    listening.close()
+    listening.close()
+    assert broker.traces == ()
+    lamp.publish(number, b"off")
+    door.receive()
+    assert listening.take() == ([], 0)
+
+
+def test_the_client_of_a_listener_must_be_connected(broker: GeventBroker) -> None:
+    with pytest.raises(ArgumentError, match="there is no client"):
+        LocalPeerListener(f"{broker.number}.5")
+    wrong: Any = serve_topic_listener(lambda number: broker, {"peer": f"{broker.number}.5"})
+    assert [one if one == END else "there is no client" in one["why"] for one in wrong] == [True, END]
 
 
 # ---- traces

@@ -71,6 +71,7 @@ REBUILT = {
         "_table": "the other hub's",
         "bytes": "counts what this process delivers",
         "messages": "the same",
+        "total": "the same",
         "cached": "routes are looked up again",
         "forwarded": "counts what this process delivers",
         "key": "made of the number",

@@ -9,7 +9,8 @@ from smqrt import hub
 from smqrt.app import HttpError, send_file
 from smqrt.errors import ArgumentError
 from smqrt.operations.console.console import Console
-from smqrt.operations.console.views import MAX_REQUEST_BYTES, VIEWS, LiveViews
+from smqrt.operations.console.live_views import MAX_REQUEST_BYTES, LiveViews
+from smqrt.operations.console.views import VIEWS
 from smqrt.server.javascript_client import client_scripts
 
 PULSE = "pulse"

@@ -17,6 +17,8 @@ _MANY_FILES = 0.8
 """More open files than this fraction of the limit cause an alert."""
 
 Row = Mapping[str, Any]
+LATE_S = 60.0
+"""A query whose oldest unprocessed row is older causes an alert."""
 _FAILED_STATES = {"failed": "has failed", "stuck": "is stuck", "disk full": "is waiting for disk space"}
 """The states of a query that cause an alert, and the end of its text."""
 
@@ -111,6 +113,11 @@ def _applications(state: AlertInput) -> Iterator[Snapshot]:
                 what = f"The query {query.get('name')} of {pipeline['path']} {_FAILED_STATES[query['state']]}"
                 remedy = "`smqrt pipeline status` shows more."
                 yield _alert("bad", f"{what}: {why}" if why else f"{what}.", remedy, "journals")
+            elif pipeline["state"] == "running" and (late_s := query.get("lag_s") or 0.0) > LATE_S:
+                rows = _counted(query.get("lag_rows") or 0, "unprocessed row")
+                what = f"The query {query.get('name')} of {pipeline['path']} is {late_s:,.0f} s late, with {rows}."
+                remedy = "It processes fewer rows than arrive: see “Pipelines” in the manual."
+                yield _alert("warn", what, remedy, "journals")
 
 
 def _limits(state: AlertInput) -> Iterator[Snapshot]:

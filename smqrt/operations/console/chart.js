@@ -93,6 +93,22 @@ export class Spark {
     }
 }
 
+// The last values of figures by key, taken while the page is open.
+export class Samples {
+    constructor(length = 60) {
+        this.length = length;
+        this.values = new Map();
+    }
+
+    add(values) { // {key: value}; figures that are missing are forgotten
+        this.values = new Map(Object.entries(values).map(([key, value]) => [key, [...this.of(key), value ?? null].slice(-this.length)]));
+    }
+
+    of(key) {
+        return this.values.get(String(key)) ?? [];
+    }
+}
+
 // The data of the charts: loaded once, then extended by the pulse.
 export class History {
     constructor() {

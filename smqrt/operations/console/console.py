@@ -21,7 +21,7 @@ from smqrt.http.tree import Branch, Directory
 from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.alerts import AlertInput, find_alerts
-from smqrt.operations.console.gauges import NAMES, STEP_S, Growth, History, Sample, Sampler, hub_name, merged_hubs
+from smqrt.operations.console.gauges import NAMES, STEP_S, Growth, History, Sample, Sampler, hub_names, merged_hubs
 from smqrt.process.current_process import AppScope
 from smqrt.transport.unix_sockets import is_unix_path
 
@@ -155,7 +155,7 @@ class Console:
     def overview(self) -> Snapshot:
         """Return the data of the overview, without the figures of `pulse`."""
         sample = self.sample()
-        server = sample.server
+        server, names = sample.server, hub_names(sample.hubs)
         return {
             "server": {
                 "version": f"smqrt {server['version']}",
@@ -169,7 +169,7 @@ class Console:
             "hubs": [
                 {
                     "id": hub["id"],
-                    "name": hub_name(hub),
+                    "name": names[hub["key"]] + (f", worker {hub['worker']}" if "worker" in hub else ""),
                     "peers": hub["peers"],
                     "topics": hub["topics"],
                     "in_per_s": _rounded(hub["in_per_s"]),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import isnan
 from time import monotonic
 from typing import Any, NamedTuple
@@ -213,20 +213,25 @@ def lost_messages(hub: Mapping[str, Any]) -> int:
     return sum(count for reason, count in hub["drops"].items() if reason in LOST_REASONS)
 
 
-def hub_name(hub: Mapping[str, Any]) -> str:
-    """Return the name of a hub for pages: the file and line that created it, and its worker."""
-    return f"{creation_line(hub)}, worker {hub['worker']}" if "worker" in hub else creation_line(hub)
+def hub_names(hubs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the names of hubs for pages, by key.
 
+    A hub has the name of its application. If that has several hubs, or none created it, the name is the file and line.
+    """
+    by_key = {hub["key"]: hub for hub in hubs}
+    counts = Counter(hub["app"] for hub in by_key.values())
 
-def creation_line(hub: Mapping[str, Any]) -> str:
-    """Return the file and line that created a hub; else its application, or its id."""
-    return printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
+    def name(hub: Mapping[str, Any]) -> str:
+        is_alone = hub["app"] and counts[hub["app"]] == 1
+        return printable(str(hub["app"] if is_alone else hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
+
+    return {key: name(hub) for key, hub in by_key.items()}
 
 
 def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
-    """Return the hubs to choose from, in descending order of their clients."""
+    """Return the merged hubs to choose from, in descending order of their clients."""
     ordered = sorted(hubs, key=lambda hub: -hub["peers"])
-    return [{"id": hub["id"], "name": hub_name(hub)} for hub in ordered]
+    return [{"id": hub["id"], "name": hub["name"]} for hub in ordered]
 
 
 # ---- Merged hubs and topics of several workers
@@ -235,11 +240,12 @@ def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
 def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the hubs, with one row for the hubs of all workers that have the same key.
 
-    `ids` are the ids of these hubs, `peers` and `topics` are sums. A topic counts once for each worker that has it.
+    `ids` are the ids of these hubs, `name` see `hub_names`; `peers` and `topics` are sums. A topic counts once for
+    each worker that has it.
     """
-    found: dict[str, dict[str, Any]] = {}
+    names, found = hub_names(hubs), dict[str, dict[str, Any]]()
     for hub in sorted(hubs, key=lambda one: int(one["id"])):
-        new = {"made_at": creation_line(hub), "id": hub["id"], "ids": [], "peers": 0, "topics": 0}
+        new = {"name": names[hub["key"]], "id": hub["id"], "ids": [], "peers": 0, "topics": 0}
         one = found.setdefault(hub["key"], new)
         one["ids"].append(hub["id"])
         one["peers"] += hub["peers"]
@@ -247,20 +253,23 @@ def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def merged_topics(pages: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Return one page of the topics of a hub, in descending order of their subscribers.
+_TOPIC_COUNTERS = ("subscribers", "observers", "messages")
 
-    In the total, a topic that is on no page counts once for each worker that has it.
+
+def merged_topics(pages: Sequence[dict[str, Any]], limit: int, sort: str = "subscribers") -> dict[str, Any]:
+    """Return one page of the topics of a hub; counters of several workers are added.
+
+    In the total, a topic counts once for each worker that has it, as in `merged_hubs`.
 
     Args:
         pages: a page of each worker, see `snapshots.topics`.
         limit: maximum number of topics.
+        sort: the field that orders the topics, the largest value first.
     """
     found: dict[str, dict[str, Any]] = {}
     for topic in (one for page in pages for one in page["items"]):
-        known = found.setdefault(topic["name"], {**topic, "subscribers": 0, "observers": 0})
-        known["subscribers"] += topic["subscribers"]
-        known["observers"] += topic["observers"]
-    items = sorted(found.values(), key=lambda one: -int(one["subscribers"]))
-    elsewhere = sum(page["total"] - len(page["items"]) for page in pages)
-    return {"items": items[:limit], "total": len(items) + elsewhere}
+        known = found.setdefault(topic["name"], {**topic, **dict.fromkeys(_TOPIC_COUNTERS, 0)})
+        for name in _TOPIC_COUNTERS:
+            known[name] += topic[name]
+    items = sorted(found.values(), key=lambda one: -int(one[sort]))
+    return {"items": items[:limit], "total": sum(page["total"] for page in pages)}

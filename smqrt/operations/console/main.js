@@ -6,6 +6,7 @@ import * as format from "./format.js";
 import {Live} from "./live.js";
 import {overview} from "./views/overview.js";
 import {peers} from "./views/peers.js";
+import {peer} from "./views/peer.js";
 import {topics} from "./views/topics.js";
 import {sessions} from "./views/sessions.js";
 import {retained} from "./views/retained.js";
@@ -17,7 +18,8 @@ import {limits} from "./views/limits.js";
 import {closes} from "./views/closes.js";
 import {log} from "./views/log.js";
 
-const VIEWS = {overview, peers, topics, sessions, retained, messages, applications, journals, clusters, limits, closes, log};
+const VIEWS = {overview, peers, peer, topics, sessions, retained, messages, applications, journals, clusters, limits, closes, log};
+const PARENTS = {peer: "peers"}; // views that are not in the navigation
 const TITLE = "smqrt console";
 
 const live = new Live(), history = new History(), main = find("main"), nav = find("nav"), menu = find("menu");
@@ -53,7 +55,7 @@ function show() {
     open = {name, close};
     document.title = name === "overview" ? TITLE : `${title.textContent} · ${TITLE}`;
     for (const link of nav.querySelectorAll("a")) {
-        if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
+        if (link.hash === `#/${PARENTS[name] ?? name}`) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");
     }
     closeMenu();
@@ -78,19 +80,20 @@ document.addEventListener("keydown", event => {
     menu.focus();
 });
 
+function showBadge(place, number) {
+    place.hidden = !number;
+    const text = format.plural(number ?? 0, COUNTED[place.dataset.badge]);
+    if (!number || place.title === text) return;
+    place.title = text;
+    place.replaceChildren(h("span", {"aria-hidden": "true"}, number > 99 ? "99+" : String(number)), h("span", {class: "unseen"}, ` ${text}`));
+}
+
 const COUNTED = {alerts: "alert", apps_failed: "failed application", errors: "error"};
 
 live.listeners.add(({counts, point}) => {
     for (const place of nav.querySelectorAll("[data-if]")) place.hidden = counts[place.dataset.if] === null;
     for (const place of nav.querySelectorAll("[data-count]")) setText(place, format.count(counts[place.dataset.count]));
-    for (const place of nav.querySelectorAll("[data-badge]")) {
-        const number = counts[place.dataset.badge];
-        place.hidden = !number;
-        if (number) {
-            setText(place, number > 99 ? "99+" : String(number));
-            place.title = format.plural(number, COUNTED[place.dataset.badge]);
-        }
-    }
+    for (const place of document.querySelectorAll("[data-badge]")) showBadge(place, counts[place.dataset.badge]);
     history.add(point);
 });
 

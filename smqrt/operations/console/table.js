@@ -2,19 +2,22 @@
 
 import {empty, h} from "./dom.js";
 
-/* columns: {key, label, number, wide, wider, sort, text(row) | cell(row), signature(row), alert(row)}
+/* columns: {key, label, number, named, wide, wider, sort, text(row) | cell(row) | draw(td, row), signature(row), alert(row)}
  *   number     aligned to the right
  *   wide       hidden on a phone; wider: also hidden in a small window
  *   sort       the value of `sort` in the request to the server
  *   text       returns the text of the cell
  *   cell       returns elements; called only when signature(row) has changed
+ *   draw       fills the cell at each update
+ *   named      has a name from a client, which needs some width
+ * An element with the class "opener" in a row is also clicked by a click on the row; the arrow keys go to the next one.
  */
 export class Table {
     constructor({caption, columns, key, none, onsort, sorted}) {
         this.columns = columns;
         this.key = key;
         this.rows = new Map();
-        this.body = h("tbody");
+        this.body = h("tbody", {click: openRow, keydown: moveFocus});
         this.heads = new Map();
         const head = h("tr", {}, columns.map(column => this.heading(column, onsort)));
         this.table = h("table", {}, h("caption", {class: "unseen"}, caption), h("thead", {}, head), this.body);
@@ -76,6 +79,8 @@ export class Table {
                     td.signature = signature;
                     td.replaceChildren(...[column.cell(row)].flat().filter(Boolean));
                 }
+            } else if (column.draw) {
+                column.draw(td, row);
             } else {
                 const text = column.text(row);
                 if (td.textContent !== text) td.textContent = text;
@@ -86,4 +91,18 @@ export class Table {
     }
 }
 
-const classes = (column, more) => [more, column.wide && "wide", column.wider && "wider"].filter(Boolean).join(" ");
+function openRow(event) {
+    if (event.target.closest("a, button, summary") || String(getSelection())) return; // a text is being selected
+    event.target.closest("tr")?.querySelector(".opener")?.click();
+}
+
+function moveFocus(event) {
+    if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+    const openers = [...event.currentTarget.querySelectorAll(".opener")], at = openers.indexOf(document.activeElement);
+    const next = at < 0 ? null : openers[at + (event.key === "ArrowDown" ? 1 : -1)];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+}
+
+const classes = (column, more) => [more, column.named && "named", column.wide && "wide", column.wider && "wider"].filter(Boolean).join(" ");

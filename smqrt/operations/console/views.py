@@ -1,102 +1,31 @@
-"""Views of the console and their live updates.
+"""Data of the console's pages.
 
 A view is created when a page opens it, and is read every second. Expensive parts are refreshed less often.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from time import monotonic, time
 from typing import Any, Generic, Protocol, TypeVar
 
-import gevent
-from gevent.event import Event
-
 from smqrt.broker.mqtt.retained import name_matcher
-from smqrt.errors import ArgumentError, ClosedError, CloseReason, JournalError
-from smqrt.http.disk import ZipIo
+from smqrt.errors import ArgumentError, CloseReason, JournalError
 from smqrt.http.open_files import disks
-from smqrt.http.resources import IoError
 from smqrt.journal import readers, writer
 from smqrt.operations import all_workers
 from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.console import Console, workers_of
 from smqrt.operations.console.gauges import Rates, hub_choices, merged_hubs, merged_topics
+from smqrt.operations.console.source_lines import source_lines
 from smqrt.operations.logs import MAX_KEPT
 from smqrt.operations.mqtt_clients import STATES
 from smqrt.operations.topic_listener import MAX_TOPICS, TopicListener
 from smqrt.printable import printable
 from smqrt.smq.close_log import explanation_of
-
-# ---- Source lines around an error
-
-_CONTEXT_LINES = 4
-"""Lines shown before and after the line of the error."""
-_MAX_FILE_BYTES = 1 << 20
-_MAX_LINE_CHARS = 200
-_LOCATION = re.compile(r"([^\s:][^:\n]{0,300}):(\d{1,7}):")
-
-
-def source_lines(application: Path, error: str) -> Snapshot | None:
-    """Return the source lines around the error of an application.
-
-    Args:
-        application: its folder or ZIP file.
-        error: the text of its error, which starts with file and line: `led/.preload:3: ...`.
-
-    Returns:
-        `file`, `line` and `lines`, pairs of number and text; None when the error names no readable file of the
-        application.
-    """
-    location = _LOCATION.match(error)
-    if location is None:
-        return None
-
-    def read(name: PurePosixPath) -> bytes:
-        if application.is_dir():
-            path = application / name
-            if not os.path.realpath(path).startswith(os.path.realpath(application) + os.sep):
-                raise FileNotFoundError(path)  # a symbolic link out of the folder
-            with path.open("rb") as file:
-                return file.read(_MAX_FILE_BYTES)
-        with ZipIo(application).open(str(name)) as member:
-            return member.read(_MAX_FILE_BYTES)
-
-    label, line = location[1], int(location[2])
-    name = _name_within(application, PurePosixPath(label))
-    if name is None:
-        return None
-    try:
-        data = disks.call(str(application), read, name)
-    except (OSError, IoError, TimeoutError):
-        return None
-    lines = data.decode("utf-8", "replace").splitlines()
-    if not 1 <= line <= len(lines):
-        return None
-    first = max(line - _CONTEXT_LINES, 1)
-    shown = lines[first - 1 : line + _CONTEXT_LINES]
-    return {
-        "file": printable(label),
-        "line": line,
-        "lines": [[first + at, printable(text[:_MAX_LINE_CHARS])] for at, text in enumerate(shown)],
-    }
-
-
-def _name_within(application: Path, file: PurePosixPath) -> PurePosixPath | None:
-    """Return the path of a file relative to its application. Errors name it with the folder: "led/.preload"."""
-    if file.is_absolute():
-        folder = application.resolve()
-        return file.relative_to(folder) if file.is_relative_to(folder) else None
-    name = PurePosixPath(*file.parts[1:])
-    return name if name.parts and ".." not in name.parts else None
-
 
 # ---- Shared parts of views
 
@@ -107,6 +36,10 @@ MAX_TOPIC_ROWS = 100
 MAX_MQTT_ROWS = 100
 MAX_PAYLOAD_CHARS = 300
 MAX_CLOSES = 100
+"""The limit of closed connections of each reason."""
+MAX_PEER_MESSAGES = 100
+MAX_PEER_CLOSES = 50
+MAX_ERROR_CHARS = 2000
 MAX_READERS = 100
 MAX_LOG_ENTRIES = 60
 MAX_NAME_CHARS = 120
@@ -114,6 +47,8 @@ MAX_NAME_CHARS = 120
 MAX_SEARCH_CHARS = 100
 ORDER_S = 5.0
 """The order of a long list is refreshed at this interval; the figures in it are refreshed each second."""
+TOPICS_S = 1.0
+"""The topics and their rates are read at this interval."""
 _COST_FACTOR = 100
 """A result is reused for this multiple of its CPU time, so that finding it takes at most 1 % of each worker."""
 
@@ -122,15 +57,21 @@ T = TypeVar("T")
 
 
 class PacedCache(Generic[T]):
-    """Keeps the result of a function for `ORDER_S` seconds, or longer when the function is expensive.
+    """Keeps the result of a function for some seconds, or longer when the function is expensive.
 
     Args:
         function: returns the result, and the highest CPU time of a worker.
         clock: returns monotonic seconds.
+        kept_s: the minimum time, in seconds.
     """
 
-    def __init__(self, function: Callable[[T], tuple[Any, float]], clock: Callable[[], float] = monotonic) -> None:
-        self._function, self._clock = function, clock
+    def __init__(
+        self,
+        function: Callable[[T], tuple[Any, float]],
+        clock: Callable[[], float] = monotonic,
+        kept_s: float = ORDER_S,
+    ) -> None:
+        self._function, self._clock, self._kept_s = function, clock, kept_s
         self._argument: T | None = None
         self._expires_s = 0.0
         self._result: Any = None
@@ -140,7 +81,7 @@ class PacedCache(Generic[T]):
         now_s = self._clock()
         if argument != self._argument or now_s >= self._expires_s:
             (self._result, cost_s), self._argument = self._function(argument), argument
-            self._expires_s = now_s + max(ORDER_S, cost_s * _COST_FACTOR)
+            self._expires_s = now_s + max(self._kept_s, cost_s * _COST_FACTOR)
         return self._result
 
 
@@ -239,26 +180,81 @@ class Peers(_Stateless):
             "matching": matching,
             "reachable": min(matching, MAX_PEER_PAGES * PAGE),
             "total": hub["peers"],
+            "everywhere": self._console.sample().now["peers"],
         }
 
 
-class Peer(_Stateless):
-    """The details of one client."""
+class Peer:
+    """One client: its figures, subscriptions, last messages, and the closed connections of the same uid.
+
+    Messages are recorded while the view is open. After the client has disconnected, the rest stays visible.
+    """
 
     def __init__(self, console: Console, options: Options) -> None:
-        self._server = console.server
+        self._console, self._server = console, console.server
         self._id = _text(options, "id")
         self._rates = Rates()
+        self._last: Snapshot = {}
+        self._uid = ""
+        self._messages: deque[Snapshot] = deque(maxlen=MAX_PEER_MESSAGES)
+        self._missed = 0
+        self._listening: TopicListener | None = None
+        self._successor: PacedCache[tuple[int, ...]] = PacedCache(self._find_successor)
 
     def data(self) -> Snapshot:
         """See `View.data`."""
         self._rates.begin()
         address = ("peers", self._id)
-        queries = [(address, {}), ((*address, "subscriptions"), {"limit": str(PAGE)})]
-        peer, subscribed = self._server.get_many(queries).answers
-        if peer is None or subscribed is None:
-            peer, subscribed = self._server.get(*address), {"items": []}  # raises ArgumentError with the reason
-        return {**peer_row(peer, self._rates), "topics": [shown_name(name) for name in subscribed["items"]]}
+        subscriptions: Any = {"items": []}
+        peer, subscribed = self._server.get_many(
+            [(address, {}), ((*address, "subscriptions"), {"limit": str(PAGE)})]
+        ).answers
+        if peer is not None:
+            if self._listening is None:
+                self._uid, self._listening = peer["uid"], self._server.listen_to_peer(self._id)
+            subscriptions = subscribed or subscriptions
+            topics = [shown_name(name) for name in subscriptions["items"]]
+            self._last = {**peer_row(peer, self._rates), "topics": topics}
+        elif not self._last:
+            self._server.get(*address)  # raises ArgumentError with the reason
+        if self._listening is not None:
+            messages, missed = self._listening.take()
+            self._messages.extend(messages)
+            self._missed += missed
+        hub = self._hub()
+        ids = tuple(hub["ids"]) if hub else ()
+        return {
+            **self._last,
+            "hub_name": hub["name"] if hub else "",
+            "is_connected": peer is not None,
+            "successor": None if peer is not None else self._successor.get(ids),
+            "messages": list(self._messages),
+            "missed": self._missed,
+            "closes": self._closes(ids),
+        }
+
+    def _hub(self) -> dict[str, Any] | None:
+        hubs = merged_hubs(self._console.sample().hubs)
+        return next((hub for hub in hubs if self._last["hub"] in hub["ids"]), None)
+
+    def _closes(self, hubs: tuple[int, ...]) -> list[Snapshot]:
+        if not self._uid:
+            return []  # closed connections without a uid belong to any client
+        found = self._server.get("closed", uid=self._uid, limit=str(MAX_PEER_CLOSES))
+        return [_closed_row(one) for one in found["items"] if one["hub"] in hubs]
+
+    def _find_successor(self, hubs: tuple[int, ...]) -> tuple[str | None, float]:
+        """Return the id of a connected client with the same uid."""
+        arguments = {"search": self._uid, "sort": "newest", "limit": str(PAGE)}
+        queries = [(("peers",), {"hub": str(hub), **arguments}) for hub in hubs]
+        results = self._server.get_many(queries if self._uid else [])
+        rows = [one for page in results.answers if page is not None for one in page["items"]]
+        return next((one["id"] for one in rows if one["uid"] == self._uid), None), results.cost_s
+
+    def close(self) -> None:
+        """See `View.close`."""
+        if self._listening is not None:
+            self._listening.close()
 
 
 def peer_row(found: Mapping[str, Any], rates: Rates) -> Snapshot:
@@ -275,31 +271,39 @@ def peer_row(found: Mapping[str, Any], rates: Rates) -> Snapshot:
 
 
 class Topics(_Stateless):
-    """The topics of a hub with the most subscribers."""
+    """The topics of a hub with the most subscribers or messages, and the rates of their messages."""
+
+    _SORTS = ("subscribers", "messages")
 
     def __init__(self, console: Console, options: Options) -> None:
         self._console = console
         self._hub = _number(options, "hub")
         self._search = _text(options, "find")
-        self._order: PacedCache[tuple[int, ...]] = PacedCache(self._find)
+        sort = _text(options, "sort")
+        self._sort = sort if sort in self._SORTS else self._SORTS[0]
+        self._rates = Rates()
+        self._found: PacedCache[tuple[int, ...]] = PacedCache(self._find, kept_s=TOPICS_S)
 
     def _find(self, hubs: tuple[int, ...]) -> tuple[Snapshot, float]:
-        arguments = {"limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": "subscribers"}
+        arguments = {"limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": self._sort}
         results = self._console.server.get_many([(("topics",), {"hub": str(hub), **arguments}) for hub in hubs])
-        return merged_topics(list(filter(None, results.answers)), MAX_TOPIC_ROWS), results.cost_s
+        found = merged_topics(list(filter(None, results.answers)), MAX_TOPIC_ROWS, self._sort)
+        self._rates.begin()
+        rows = []
+        for one in found["items"]:
+            name = shown_name(one["name"])
+            rate = self._rates.per_s(one["name"], one["messages"])
+            rows.append({**one, "name": name, "exact": name == one["name"], "per_s": rate})
+        return {"rows": rows, "matching": found["total"], "read_s": round(monotonic(), 3)}, results.cost_s
 
     def data(self) -> Snapshot:
-        """See `View.data`."""
+        """See `View.data`. `read_s` changes when the figures were read again."""
         choices, hub = _chosen(self._console, self._hub)
         if hub is None:
             return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
-        found: Any = self._order.get(tuple(hub["ids"]))
-        rows = [
-            {**one, "name": shown_name(one["name"]), "exact": shown_name(one["name"]) == one["name"]}
-            for one in found["items"]
-        ]
-        total = hub["topics"] if self._search else found["total"]
-        return {"hubs": choices, "hub": hub["id"], "rows": rows, "matching": found["total"], "total": total}
+        everywhere = sum(one["topics"] for one in self._console.sample().hubs)
+        counts = {"total": hub["topics"], "everywhere": everywhere}
+        return {"hubs": choices, "hub": hub["id"], **counts, **self._found.get(tuple(hub["ids"]))}
 
 
 class MqttList(_Stateless):
@@ -445,7 +449,7 @@ class Applications(_Stateless):
 
 
 class Journals(_Stateless):
-    """The journals with their readers, and the processes of pipelines."""
+    """The journals with their readers, and the queries of pipelines with their processes."""
 
     def __init__(self, console: Console, options: Options) -> None:
         self._console = console
@@ -459,7 +463,39 @@ class Journals(_Stateless):
             {**one, "sync_ms": round(one["sync_s"] / one["syncs"] * 1000, 3) if one["syncs"] else None}  # the mean
             for one in also["journals"]
         ]
-        return {"journals": journals, "readers": readers, "pipelines": also["pipelines"]}
+        pipelines = [{"path": one["path"], "state": one["state"]} for one in also["pipelines"]]
+        return {
+            "journals": journals,
+            "readers": readers,
+            "pipelines": pipelines,
+            "queries": query_rows(also["pipelines"], time()),
+        }
+
+
+def query_rows(pipelines: Iterable[Mapping[str, Any]], now_s: float) -> list[Snapshot]:
+    """Return the queries of pipelines, those with an error first.
+
+    Args:
+        pipelines: see `snapshots.pipelines`.
+        now_s: the current time, in Unix seconds.
+    """
+    rows: list[dict[str, Any]] = []
+    for process in pipelines:
+        for query in process.get("queries", ())[:MAX_READERS]:
+            why = str(query.get("error") or query.get("trouble") or query.get("warning") or "")
+            updated_s = query.get("updated")
+            row = {
+                "path": process["path"],
+                "process": process["state"],
+                "name": shown_name(str(query.get("name", ""))),
+                "state": shown_name(str(query.get("state", "unknown"))),
+                "error": printable(why[:MAX_ERROR_CHARS], lines=True),
+                "updated_ago_s": None if not updated_s else max(0, int(now_s - updated_s)),
+                **{name: query.get(name) for name in ("kind", "lag_rows", "lag_s", "rows_per_s", "batch_ms")},
+            }
+            rows.append(row)
+    rows.sort(key=lambda row: (not row["error"], row["path"], row["name"]))
+    return rows[:MAX_READERS]
 
 
 class Clusters(_Stateless):
@@ -502,43 +538,75 @@ def _readers() -> list[Snapshot]:
 
 
 def _limits(console: Console) -> Snapshot:
-    rows = sorted(console.limits(), key=lambda one: (not one["reached"], one["name"]))
-    return {"rows": rows, "now_s": int(time())}
+    """Return the limits: those that were reached first, then in descending order of their use."""
+
+    def fraction(row: dict[str, Any]) -> float:
+        return row["used"] / row["bound"] if row["used"] and type(row["bound"]) in (int, float) and row["bound"] else 0
+
+    rows = sorted(console.limits(), key=lambda row: (not row["reached"], -fraction(row), row["title"]))
+    return {"rows": rows}
 
 
-def _closes(console: Console) -> Snapshot:
-    counts: dict[str, int] = {}
-    hubs = console.sample().hubs
-    for hub in hubs:
-        for reason, count in hub["closes"].items():
-            counts[reason] = counts.get(reason, 0) + count
-    reasons: list[dict[str, Any]] = []
-    for name, count in counts.items():
-        reason = CloseReason[name.upper()]
-        explanation = explanation_of(reason)
-        reasons.append(
-            {
+class Closes(_Stateless):
+    """The reasons of closed connections with their counts, and the last connections of each."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._counts: dict[str, int] = {}
+        self._reasons: list[Snapshot] = []
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        counts: Counter[str] = Counter()
+        hubs = self._console.sample().hubs
+        for hub in hubs:
+            counts.update(hub["closes"])
+        if counts != self._counts:
+            self._counts = dict(counts)
+            self._reasons = self._read({hub["id"] for hub in hubs})
+        return {"total": sum(counts.values()), "reasons": self._reasons}
+
+    def _read(self, hubs: set[int]) -> list[Snapshot]:
+        """Return the reasons, those of trouble first, without connections of internal hubs."""
+        queries = [(("closed",), {"reason": name, "limit": str(MAX_CLOSES)}) for name in self._counts]
+        pages = self._console.server.get_many(queries).answers
+        reasons: list[dict[str, Any]] = []
+        for (name, count), page in zip(self._counts.items(), pages, strict=True):
+            reason = CloseReason[name.upper()]
+            explanation = explanation_of(reason)
+            row = {
                 "reason": reason.value,
                 "count": count,
                 "what": explanation.what,
                 "remedy": explanation.remedy,
                 "setting": explanation.setting,
                 "is_trouble": explanation.is_trouble,
+                "clients": closed_clients(one for one in (page or {"items": ()})["items"] if one["hub"] in hubs),
             }
-        )
-    reasons.sort(key=lambda row: (not row["is_trouble"], -row["count"]))
-    found = console.server.get("closed", limit=str(MAX_CLOSES))
-    shown = {hub["id"] for hub in hubs}  # not the internal ones, such as the console's own hub
-    rows = [
-        {
-            **{key: one.get(key) for key in ("number", "worker", "at", "connected_s")},
-            "reason": CloseReason[str(one["reason"]).upper()].value,
-            **{key: shown_name(str(one[key])) for key in ("uid", "user", "address", "detail")},
-        }
-        for one in found["items"]
-        if one["hub"] in shown
-    ]
-    return {"total": sum(counts.values()), "reasons": reasons, "rows": rows}
+            reasons.append(row)
+        return sorted(reasons, key=lambda row: (not row["is_trouble"], -row["count"]))
+
+
+def closed_clients(closes: Iterable[Mapping[str, Any]]) -> list[Snapshot]:
+    """Return one row for the closes of each client, with their number in `times`; the newest close first.
+
+    Args:
+        closes: closed connections, the newest first; see `snapshots.closed`.
+    """
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    for one in closes:
+        key = one["hub"], one["uid"], one["user"], one["address"], one["detail"]
+        row = rows.setdefault(key, {**_closed_row(one), "times": 0})
+        row["times"] += 1
+    return list(rows.values())
+
+
+def _closed_row(one: Mapping[str, Any]) -> Snapshot:
+    return {
+        **{key: one.get(key) for key in ("number", "worker", "at", "connected_s")},
+        "reason": CloseReason[str(one["reason"]).upper()].value,
+        **{key: shown_name(str(one[key])) for key in ("uid", "user", "address", "detail")},
+    }
 
 
 class Log(_Stateless):
@@ -575,164 +643,7 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
     "journals": Journals,
     "clusters": Clusters,
     "limits": lambda console, options: Plain(lambda: _limits(console)),
-    "closes": lambda console, options: Plain(lambda: _closes(console)),
+    "closes": Closes,
     "log": Log,
 }
 """The views by the name in the request of a page."""
-
-
-# ---- Live updates, once a second while a page shows a view
-#
-# A page sends a request to the ETID of the server: {"view", "options", "serial"}. An empty view ends the updates; a
-# page in the background sends it. The answer is JSON, {"data"} or {"error"}, in pieces: each piece is a line
-# `SERIAL PART PARTS` and a part of the text. Pages with the same request share a view. An unchanged answer is not sent
-# again.
-
-log = logging.getLogger("smqrt.console")
-
-PERIOD_S = 1.0
-MIN_PERIOD_S = 0.1
-"""The minimum time between two rounds, and therefore the maximum delay of the first answer to a page."""
-MAX_PAGES = 20
-MAX_REQUEST_BYTES = 8192
-_MAX_PIECE_BYTES = 60_000
-"""Less than the maximum payload of a message (65,520 bytes), to leave room for the line before the part."""
-_MAX_ANSWER_BYTES = 1 << 20
-_FAILED = "This view failed; see the log of the server."
-
-
-@dataclass(eq=False)
-class _SharedView:
-    """A view and the pages that show it.
-
-    Attributes:
-        view: the view.
-        pages: the serials of the requests, by the ETID of the page.
-        sent: the last answers, by the ETID of the page.
-    """
-
-    view: View
-    pages: dict[int, int] = field(default_factory=dict)
-    sent: dict[int, str] = field(default_factory=dict)
-
-
-class LiveViews:
-    """Updates the pages of the console.
-
-    Args:
-        make: creates a view by its name and options; raises ArgumentError.
-        pulse: returns the figures that all pages receive each second.
-        send: sends text to a page by its ETID.
-        send_to_all: sends the pulse to all pages.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[str, Mapping[str, Any]], View],
-        pulse: Callable[[], Snapshot],
-        send: Callable[[str, int], object],
-        send_to_all: Callable[[str], object],
-    ) -> None:
-        self._make, self._pulse, self._send, self._send_to_all = make, pulse, send, send_to_all
-        self._shared: dict[str, _SharedView] = {}
-        self._keys: dict[int, str] = {}
-        self._changed = Event()
-        self._updating: gevent.Greenlet[..., None] | None = None
-        self._pulse_at_s = 0.0
-
-    def __len__(self) -> int:
-        """Return the number of pages with a view."""
-        return len(self._keys)
-
-    @property
-    def is_updating(self) -> bool:
-        """Whether a greenlet updates pages."""
-        return self._updating is not None
-
-    def request(self, page: int, request: object) -> None:
-        """Change the view of a page, or end its updates. Ignore an invalid request."""
-        if not isinstance(request, dict):
-            return
-        name, options, serial = request.get("view"), request.get("options"), request.get("serial")
-        self.remove(page)
-        if not name or not isinstance(name, str) or not isinstance(options, dict) or not isinstance(serial, int):
-            return
-        try:
-            if len(self._keys) >= MAX_PAGES:
-                raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
-            key = json.dumps([name, options], sort_keys=True)  # equal for the same request of another page
-            if key not in self._shared:
-                self._shared[key] = _SharedView(self._make(name, options))
-        except (ArgumentError, ClosedError) as error:
-            self._answer(page, serial, _json_text({"error": str(error)}))
-            return
-        self._shared[key].pages[page] = serial
-        self._keys[page] = key
-        self._changed.set()
-        if self._updating is None:
-            self._updating = gevent.spawn(self._update_loop)
-
-    def remove(self, page: int) -> None:
-        """End the updates of a page."""
-        key = self._keys.pop(page, None)
-        if key is None:
-            return
-        shared = self._shared[key]
-        del shared.pages[page]
-        shared.sent.pop(page, None)
-        if not shared.pages:
-            del self._shared[key]
-            shared.view.close()
-
-    def close(self) -> None:
-        """End the updates of all pages. A second call does nothing."""
-        for page in list(self._keys):
-            self.remove(page)
-        updating, self._updating = self._updating, None
-        if updating is not None:
-            updating.kill()
-
-    def _update_loop(self) -> None:
-        try:
-            while self._keys:
-                self._changed.clear()
-                # A request starts a round early; the pulse keeps its period.
-                if monotonic() - self._pulse_at_s >= PERIOD_S - MIN_PERIOD_S:
-                    self._pulse_at_s = monotonic()
-                    self._text_or_error(lambda: self._send_to_all(_json_text(self._pulse())))
-                for shared in list(self._shared.values()):
-                    answer = self._text_or_error(lambda view=shared.view: _json_text({"data": view.data()}))  # type: ignore[misc]
-                    for page, serial in list(shared.pages.items()):
-                        if shared.sent.get(page) != answer:
-                            shared.sent[page] = answer
-                            self._answer(page, serial, answer)
-                    gevent.sleep(0)  # serve clients between two views
-                gevent.sleep(MIN_PERIOD_S)
-                self._changed.wait(PERIOD_S - MIN_PERIOD_S)
-        except ClosedError:
-            pass  # the hub of the console was closed, with the connections of its pages
-        finally:
-            self._updating = None
-
-    def _text_or_error(self, call: Callable[[], Any]) -> str:
-        try:
-            return str(call())
-        except (ArgumentError, ClosedError) as error:
-            return _json_text({"error": str(error)})
-        except Exception:
-            log.exception("a view of the console failed")
-            return _json_text({"error": _FAILED})
-
-    def _answer(self, page: int, serial: int, answer: str) -> None:
-        if len(answer) > _MAX_ANSWER_BYTES:
-            answer = _json_text(
-                {"error": f"The answer is too long for a page ({len(answer):,} bytes): narrow the search."}
-            )
-        pieces = [answer[at : at + _MAX_PIECE_BYTES] for at in range(0, len(answer), _MAX_PIECE_BYTES)]
-        for number, piece in enumerate(pieces, 1):
-            self._send(f"{serial} {number} {len(pieces)}\n{piece}", page)
-
-
-def _json_text(value: Snapshot) -> str:
-    """Return JSON in ASCII, which has as many bytes as characters."""
-    return json.dumps(value, separators=(",", ":"))

@@ -95,6 +95,16 @@ def test_failed_query_has_an_alert(state: str) -> None:
     assert str(alert["what"]).endswith(": a.py:3: no")
 
 
+@pytest.mark.parametrize(
+    ("process", "lag_s", "level"), [("running", 61, "warn"), ("running", 60, None), ("stopped", 99, None)]
+)
+def test_late_query_has_an_alert(process: str, lag_s: float, level: str | None) -> None:
+    query = {"name": "means", "state": "running", "lag_s": lag_s, "lag_rows": 1}
+    found = find_alerts(looked(pipelines=[{"path": "/srv/a", "state": process, "queries": [query]}]))
+    assert [one["level"] for one in found] == ([level] if level else [])
+    assert all(one["what"] == "The query means of /srv/a is 61 s late, with 1 unprocessed row." for one in found)
+
+
 def test_healthy_server_has_no_alerts() -> None:
     assert find_alerts(looked()) == []
 

@@ -15,9 +15,10 @@ import pytest
 
 from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Results
-from smqrt.operations.console import views
-from smqrt.operations.console.gauges import Sampler, merged_hubs, merged_topics
-from smqrt.operations.console.views import MAX_PAGES, LiveViews, PacedCache, shown_name
+from smqrt.operations.console import source_lines as sources
+from smqrt.operations.console.gauges import Sampler, hub_names, merged_hubs, merged_topics
+from smqrt.operations.console.live_views import MAX_PAGES, LiveViews
+from smqrt.operations.console.views import PacedCache, closed_clients, query_rows, shown_name
 from smqrt.operations.logs import LogTail
 from smqrt.process.current_process import AppScope, running_app
 from tests.support.waiting import wait_until
@@ -47,7 +48,9 @@ def zipped(folder: Path) -> Path:
 def test_the_lines_around_an_error(tmp_path: Path, application: Callable[[Path], Path]) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / ".preload").write_text(PRELOAD)
-    found: Any = views.source_lines(application(tmp_path), "shop/.preload:10: attempt to index a nil value\ntraceback")
+    found: Any = sources.source_lines(
+        application(tmp_path), "shop/.preload:10: attempt to index a nil value\ntraceback"
+    )
     assert (found["file"], found["line"]) == ("shop/.preload", 10)
     assert [number for number, _ in found["lines"]] == list(range(6, 15))
     assert found["lines"][4] == [10, "local line10 = 10"]
@@ -71,7 +74,7 @@ def test_files_outside_the_application_are_not_read(tmp_path: Path, error: str) 
     (tmp_path / "shop" / ".preload").write_text(PRELOAD)
     (tmp_path / "secret").write_text("secret\n")
     (tmp_path / "shop" / "link").symlink_to(tmp_path / "secret")
-    assert views.source_lines(tmp_path / "shop", error) is None
+    assert sources.source_lines(tmp_path / "shop", error) is None
 
 
 # ---- the log
@@ -286,7 +289,7 @@ def test_hubs_with_the_same_key_are_merged() -> None:
             (1_000_004, "other/1", 5),
         )
     ]
-    found = [(one["made_at"], one["ids"], one["peers"], one["topics"]) for one in merged_hubs(rows)]
+    found = [(one["name"], one["ids"], one["peers"], one["topics"]) for one in merged_hubs(rows)]
     assert found == [
         ("shop/1/.preload:1", [1, 1_000_001], 7, 7),
         ("shop/2/.preload:1", [2, 1_000_003], 3, 3),
@@ -294,15 +297,80 @@ def test_hubs_with_the_same_key_are_merged() -> None:
     ]
 
 
+def test_hubs_have_the_names_of_their_applications() -> None:
+    def hub(number: int, key: str, app: str, made_at: str = "") -> dict[str, Any]:
+        return {"id": number, "key": key, "app": app, "made_at": made_at}
+
+    names = hub_names(
+        [
+            hub(1, "chat", "chat", "chat/.preload:8"),
+            hub(1_000_001, "chat", "chat", "chat/.preload:8"),
+            hub(2, "shop/1", "shop\x1b", "shop/.preload:1"),
+            hub(3, "shop/2", "shop\x1b", "shop/.preload:2"),
+            hub(4, "script", "", "run.py:3"),
+            hub(5, "none", ""),
+        ]
+    )
+    assert names == {
+        "chat": "chat",
+        "shop/1": "shop/.preload:1",
+        "shop/2": "shop/.preload:2",
+        "script": "run.py:3",
+        "none": "hub 5",
+    }
+
+
 def test_topics_with_the_same_name_are_merged() -> None:
     def page(total: int, **subscribers: int) -> dict[str, Any]:
-        items = [{"name": name, "id": 7, "subscribers": n, "observers": 1} for name, n in subscribers.items()]
+        items = [
+            {"name": name, "id": 7, "subscribers": n, "observers": 1, "messages": 10 - n}
+            for name, n in subscribers.items()
+        ]
         return {"items": items, "after": None, "total": total}
 
-    found = merged_topics([page(5, lamp=1, door=2), page(2, lamp=4, bell=3)], 2)
-    assert [(one["name"], one["subscribers"], one["observers"]) for one in found["items"]] == [
-        ("lamp", 5, 2),
-        ("bell", 3, 1),
+    pages = [page(5, lamp=1, door=2), page(2, lamp=4, bell=3)]
+    found = merged_topics(pages, 2)
+    assert [(one["name"], one["subscribers"], one["observers"], one["messages"]) for one in found["items"]] == [
+        ("lamp", 5, 2, 15),
+        ("bell", 3, 1, 7),
     ]
-    assert found["total"] == 6, "three that are here, and three more of one worker"
+    assert found["total"] == 7, "a topic counts once for each worker that has it, as in merged_hubs"
+    assert [one["name"] for one in merged_topics(pages, 2, "messages")["items"]] == ["lamp", "door"]
     assert merged_topics([], 2) == {"items": [], "total": 0}
+
+
+# ---- queries and closed connections
+
+
+def test_queries_with_an_error_come_first() -> None:
+    running = {"name": "fine", "kind": "table", "state": "running", "lag_s": 0.2, "lag_rows": 3, "updated": 90.0}
+    failed = {"name": "<b>", "state": "failed", "error": "no column \x1b[2J\nmore"}
+    late = {"name": "late", "state": "waiting", "warning": "its state grows"}
+    found: list[Any] = query_rows([{"path": "/shop", "state": "running", "queries": [running, failed, late]}], 100.0)
+    assert [(one["name"], one["state"]) for one in found] == [
+        ("<b>", "failed"),
+        ("late", "waiting"),
+        ("fine", "running"),
+    ]
+    assert found[0]["error"] == "no column \\x1b[2J\nmore"
+    assert found[1]["error"] == "its state grows"
+    assert (found[2]["lag_s"], found[2]["lag_rows"], found[2]["updated_ago_s"], found[2]["path"]) == (
+        0.2,
+        3,
+        10,
+        "/shop",
+    )
+    assert query_rows([{"path": "/shop", "state": "waiting"}], 100.0) == []
+
+
+def test_closes_of_one_client_are_one_row() -> None:
+    def close(number: int, uid: str, detail: str = "") -> dict[str, Any]:
+        where = {"hub": 1, "uid": uid, "user": "", "address": "192.0.2.1", "detail": detail}
+        return {"number": number, "at": f"12:0{number}", "connected_s": 1.5, "reason": "peer_closed", **where}
+
+    found = closed_clients([close(4, "lamp"), close(3, "door"), close(2, "lamp"), close(1, "lamp", "late")])
+    assert [(one["uid"], one["detail"], one["times"], one["at"]) for one in found] == [
+        ("lamp", "", 2, "12:04"),
+        ("door", "", 1, "12:03"),
+        ("lamp", "late", 1, "12:01"),
+    ]

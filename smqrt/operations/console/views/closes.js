@@ -1,50 +1,58 @@
-// Closed connections: the reasons with their remedies, and the last connections.
+// Closed connections, grouped by reason: counts, remedies, and the last clients of each.
 
-import {foreign, h, mark, section} from "../dom.js";
+import {empty, foreign, h, mark, setText} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
 import {address, foreignName} from "./parts.js";
 
 export function closes({live, place, ready, setSubtitle}) {
-    const reasons = reasonTable(), last = lastTable();
-    const parts = [section("Reasons"), section("Last closed connections")];
-    parts[0].append(reasons.element);
-    parts[1].append(last.element);
+    const none = empty("No closed connections", "The reasons and their remedies will be shown here.");
+    const part = h("section", {class: "section", "aria-label": "Close reasons"}, none), shown = new Map();
     live.watch("closes", {}, data => {
-        if (!parts[0].isConnected) {
+        if (!part.isConnected) {
             ready();
-            place.append(...parts);
+            place.append(part);
         }
         setSubtitle(`${format.plural(data.total, "connection")} closed since the start`);
-        reasons.update(data.reasons);
-        last.update(data.rows);
+        none.hidden = Boolean(data.reasons.length);
+        for (const row of data.reasons) {
+            if (!shown.has(row.reason)) shown.set(row.reason, new Reason(row));
+            shown.get(row.reason).update(row);
+        }
+        const elements = data.reasons.map(row => shown.get(row.reason).element);
+        const isSorted = elements.every((element, index) => element === part.children[index + 1]); // the first one is `none`
+        if (!isSorted) part.append(...elements);
     });
 }
 
-function reasonTable() {
-    return new Table({
-        caption: "Close reasons", key: row => row.reason,
-        none: ["No closed connections", "The reasons and their remedies will be shown here."],
-        columns: [
-            {label: "Reason", cell: row => [mark(row.is_trouble ? "warn" : "off", row.reason), h("span", {class: "second"}, row.what),
-                h("span", {class: "second narrow"}, row.remedy, row.setting && [" Setting: ", h("code", {}, row.setting)])]},
-            {label: "Times", number: true, text: row => format.count(row.count)},
-            {label: "What to do", wide: true, cell: row => row.remedy},
-            {label: "Setting", wide: true, cell: row => row.setting ? h("code", {}, row.setting) : h("span", {class: "soft"}, "none")},
-        ],
-    });
+class Reason {
+    constructor({reason, what, remedy, setting, is_trouble: isTrouble}) {
+        this.count = h("span", {class: "count"});
+        this.last = h("span", {class: "soft small last"});
+        this.table = clientTable(reason);
+        this.element = h("details", {class: "reason"},
+            h("summary", {}, mark(isTrouble ? "warn" : "off", reason), h("span", {class: "soft what"}, what), this.last, this.count),
+            h("div", {class: "inside"}, h("p", {}, remedy), setting && h("p", {class: "soft"}, "Setting: ", h("code", {}, setting))),
+            this.table.element);
+    }
+
+    update({count, clients}) {
+        setText(this.count, `${format.count(count)} ×`);
+        setText(this.last, clients.length ? `last ${format.time(Date.parse(clients[0].at) / 1000)}` : "");
+        this.table.update(clients);
+    }
 }
 
-function lastTable() {
+function clientTable(reason) {
     return new Table({
-        caption: "Closed connections, the newest first", key: row => `${row.worker} ${row.number}`,
-        none: ["No closed connections", "The last hundred will be shown here."],
+        caption: `Last clients: ${reason}`, key: row => [row.uid, row.user, row.address, row.detail, row.worker].join("\n"),
+        none: ["Not kept", "The last 1,000 closed connections are kept."],
         columns: [
-            {label: "When", text: row => format.time(Date.parse(row.at) / 1000)},
-            {label: "Peer", cell: row => [foreignName(row.uid), row.user && h("span", {class: "second"}, "user ", foreign(row.user))]},
-            {label: "Address", wide: true, cell: address},
+            {label: "Peer", named: true, signature: row => [row.uid, row.user, row.detail], cell: row => [foreignName(row.uid), row.user && h("span", {class: "second"}, "user ", foreign(row.user)), row.detail && h("span", {class: "second"}, foreign(row.detail))]},
+            {label: "Times", number: true, text: row => format.count(row.times)},
+            {label: "Last", text: row => format.time(Date.parse(row.at) / 1000)},
+            {label: "Address", wide: true, signature: row => row.address, cell: address},
             {label: "Connected for", number: true, wide: true, text: row => row.connected_s === null ? "not accepted" : format.duration(row.connected_s)},
-            {label: "Reason", cell: row => [h("span", {}, row.reason), row.detail && h("span", {class: "second"}, foreign(row.detail))]},
         ],
     });
 }

@@ -1,20 +1,24 @@
-// Journals, the queries that read them, and the processes of pipelines.
+// Journals, their readers, and the queries of pipelines with their processes.
 
 import {foreign, h, mark, section} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
+import {foreignName} from "./parts.js";
 
 export function journals({live, place, ready, setSubtitle}) {
-    const tables = [journalTable(), readerTable(), pipelineTable()];
-    const parts = ["Journals", "Readers", "Pipelines"].map(title => section(title));
+    const tables = [queryTable(), journalTable(), readerTable(), pipelineTable()];
+    const parts = ["Queries", "Journals", "Readers", "Processes of pipelines"].map(title => section(title));
     parts.forEach((part, index) => part.append(tables[index].element));
     live.watch("journals", {}, data => {
         if (!parts[0].isConnected) {
             ready();
             place.append(...parts);
         }
-        setSubtitle(`${format.plural(data.journals.length, "journal")}, ${format.plural(data.pipelines.length, "process", "processes")} of pipelines`);
-        [data.journals, data.readers, data.pipelines].forEach((rows, index) => tables[index].update(rows));
+        setSubtitle(`${format.plural(data.journals.length, "journal")}, ${format.plural(data.queries.length, "query", "queries")} of pipelines`);
+        [data.queries, data.journals, data.readers, data.pipelines].forEach((rows, index) => {
+            tables[index].update(rows);
+            parts[index].hidden = !rows.length && (index === 0 || index === 2); // the others tell how to get some
+        });
     });
 }
 
@@ -40,7 +44,27 @@ function journalTable() {
 const STATES = {running: "good", waiting: "bad", stopped: "off", ended: "off"};
 const WORDS = {waiting: "failed, restarting"};
 
-const failing = row => (row.queries ?? []).filter(query => ["failed", "stuck", "disk full"].includes(query.state));
+const QUERY_STATES = {running: "good", waiting: "good", starting: "warn", failed: "bad", stuck: "bad", "disk full": "bad", dead: "bad"};
+const QUERY_WORDS = {waiting: "waiting for rows"};
+const LATE_S = 60;
+
+function queryTable() {
+    return new Table({
+        caption: "Queries of pipelines", key: row => `${row.path} ${row.name}`,
+        none: ["No queries", "A query of a pipeline is shown here after it has started: see “Pipelines” in the manual."],
+        columns: [
+            {label: "Query", named: true, signature: row => [row.name, row.kind, row.path, row.error], cell: row => [
+                h("span", {class: "name"}, foreignName(row.name)), h("span", {class: "second"}, row.kind && `${row.kind} of `, foreign(row.path)),
+                row.error && h("span", {class: "second failure"}, foreign(row.error))]},
+            {label: "State", signature: row => [row.state, row.error], cell: row => mark(row.state in QUERY_STATES && row.error && QUERY_STATES[row.state] === "good" ? "warn" : QUERY_STATES[row.state] ?? "off", QUERY_WORDS[row.state] ?? row.state)},
+            {label: "Lag", number: true, text: row => row.lag_s === null ? "–" : row.lag_s < 1 ? "< 1 s" : format.duration(row.lag_s), alert: row => row.lag_s > LATE_S},
+            {label: "Unprocessed", number: true, wide: true, text: row => format.count(row.lag_rows)},
+            {label: "Rows/s", number: true, wide: true, text: row => format.rate(row.rows_per_s)},
+            {label: "Batch time", number: true, wide: true, text: row => row.batch_ms === null ? "–" : `${format.milliseconds(row.batch_ms)} ms`},
+            {label: "Updated", number: true, wide: true, text: row => row.updated_ago_s === null ? "–" : `${format.duration(row.updated_ago_s)} ago`},
+        ],
+    });
+}
 
 function pipelineTable() {
     return new Table({
@@ -49,7 +73,6 @@ function pipelineTable() {
         columns: [
             {label: "Application", signature: row => row.path, cell: row => h("span", {class: "mono"}, foreign(row.path))},
             {label: "Process", signature: row => row.state, cell: row => mark(STATES[row.state] ?? "off", WORDS[row.state] ?? row.state)},
-            {label: "Queries", signature: row => failing(row).map(query => [query.name, query.state]), cell: row => failing(row).length ? h("span", {}, ...failing(row).map(query => mark("bad", `${query.name}: ${query.state}`))) : row.queries?.length ? mark("good", format.plural(row.queries.length, "query", "queries")) : ""},
         ],
     });
 }

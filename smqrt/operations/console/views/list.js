@@ -12,14 +12,19 @@ import {HubChoice, search} from "./parts.js";
  *   more       further options of the request, with their first values
  *   tools      elements beside the search; actions: elements behind them
  *   columns, key   of the table, see table.js
+ *   sort       the first order of the list, if its columns can be sorted
  *   change     called when another list is requested
+ *   before     called with new data before the table shows it
  *   update     called with new data and the options
  *   none       returns title and text for a list without rows, from the data and the options
  */
-export function list({live, place, ready, parameters}, {name, label, find, more = {}, tools = [], actions = [], columns, key, change: onchange, update, none}) {
-    const options = {hub: parameters.get("hub") ?? "", find: (parameters.get("find") ?? "").slice(0, 100), ...more};
+export function list({live, place, ready, parameters}, {name, label, find, more = {}, tools = [], actions = [], columns, key, sort, change: onchange, before, update, none}) {
+    const options = {hub: parameters.get("hub") ?? "", find: (parameters.get("find") ?? "").slice(0, 100), ...(sort && {sort}), ...more};
     const hub = new HubChoice(value => change({hub: value}));
-    const table = new Table({caption: label, key, columns: columns(options), none: [`No ${label.toLowerCase()}`, ""]});
+    const table = new Table({caption: label, key, columns: columns(options), none: [`No ${label.toLowerCase()}`, ""], sorted: sort, onsort: sort && (word => {
+        table.sorted(word);
+        change({sort: word});
+    })});
     const left = h("p", {class: "pager"}, h("span"));
     const [title, placeholder, advice] = find;
     const bar = h("div", {class: "tools"}, search(title, placeholder, value => change({find: value}), options.find), tools, hub.element, actions);
@@ -37,6 +42,7 @@ export function list({live, place, ready, parameters}, {name, label, find, more 
         }
         if (data.hub !== undefined) options.hub = String(data.hub);
         hub.update(data.hubs, data.hub);
+        before?.(data);
         table.update(data.rows);
         update(data, options);
         setText(left.firstChild, data.matching > data.rows.length ? `The first ${data.rows.length} of ${format.count(data.matching)}; ${advice} to see others.` : "");

@@ -84,7 +84,8 @@ function listener(options, watch) {
     const input = h("input", {required: true, autocomplete: "off", spellcheck: "false"});
     const fault = h("p", {class: "fault", role: "alert"});
     const chips = h("ul", {class: "chips", "aria-label": "Subscribed topics"});
-    const list = h("ol", {class: "entries messages", role: "log", "aria-label": "Messages", "aria-live": "off", tabindex: "0"});
+    const list = h("ol", {class: "entries"});
+    const log = h("div", {class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off", tabindex: "0"}, list);
     const none = empty("No messages yet", "Enter a topic above; its messages from then on are shown here.");
     const missed = h("p", {class: "small soft", role: "status"});
     const form = h("form", {class: "inside fields", submit: event => {
@@ -94,7 +95,7 @@ function listener(options, watch) {
         changed();
     }}, h("div", {class: "all subscribing"}, h("label", {}, "Topic", input), h("button", {}, "Subscribe")), h("div", {class: "all"}, chips, fault, missed));
     const element = section("Subscribe", {}, h("button", {type: "button", class: "plain soft small", click: () => clear()}, "Clear"));
-    element.append(form, list, none);
+    element.append(form, log, none);
     let newest = 0, dropped = 0;
 
     function changed() {
@@ -132,7 +133,7 @@ function listener(options, watch) {
 
 const shown = topic => typeof topic === "number" ? `number ${topic}` : topic;
 
-const entry = ({at_s: at, topic, subtopic, from, size_bytes: size, text, cut}) => h("li", {},
+export const entry = ({at_s: at, topic, subtopic, from, size_bytes: size, text, cut}, source = `from ${from} · `) => h("li", {},
     h("time", {}, format.time(at)),
-    h("span", {}, foreignName(topic), subtopic && h("span", {class: "from"}, foreignName(subtopic)), h("span", {class: "from"}, `from ${from} · ${format.bytes(size)}`)),
+    h("span", {}, foreignName(topic), subtopic && h("span", {class: "from"}, foreignName(subtopic)), h("span", {class: "from"}, `${source}${format.bytes(size)}`)),
     h("pre", {}, foreign(text), cut && h("span", {class: "soft"}, " …")));

@@ -32,12 +32,13 @@ export function overview({live, history, place, ready, setSubtitle}) {
     const charts = CHARTS.map(parts => new Chart(...parts));
     const listeners = listenerTable(), hubs = hubTable();
     const parts = [
-        h("section", {class: "section", "aria-label": "Alerts"}, alerts),
+        section("Needs attention", {"aria-label": "Needs attention"}),
         h("dl", {class: "figures"}, figures.map(figure => figure.element)),
         h("div", {class: "charts"}, charts.map(chart => chart.element)),
         section("Listeners", {}),
         section("Hubs", {}),
     ];
+    parts[0].append(alerts);
     parts[3].append(listeners.element);
     parts[4].append(hubs.element);
     const draw = () => {
@@ -96,7 +97,7 @@ function showAlerts(list, alerts) {
     list.signature = signature;
     list.replaceChildren(...alerts.map(({level, what, remedy, view}) => h("li", {},
         mark(level, WORDS[level]), h("span", {}, what), view === "overview" ? h("span") : h("a", {href: `#/${view}`}, `Show ${view}`), h("span", {class: "remedy"}, remedy))));
-    if (!alerts.length) list.append(h("li", {class: "calm"}, mark("good", "No alerts")));
+    if (!alerts.length) list.append(h("li", {class: "calm"}, mark("good", "Nothing")));
 }
 
 function certificate({tls, certificate_expires_s: expires, certificate_days: days}) {
@@ -126,7 +127,7 @@ function hubTable() {
         caption: "Hubs", key: row => row.id,
         none: ["No hubs", "An application creates one with hub.create(): see “Quick start” in the manual."],
         columns: [
-            {label: "Hub", cell: row => h("a", {href: `#/peers?hub=${row.id}`}, foreignName(row.name))},
+            {label: "Hub", named: true, signature: row => [row.id, row.name], cell: row => h("a", {class: "opener", href: `#/peers?hub=${row.id}`}, foreignName(row.name))},
             {label: "Peers", number: true, text: row => format.count(row.peers)},
             {label: "Topics", number: true, text: row => format.count(row.topics)},
             {label: "Published/s", number: true, wide: true, text: row => format.rate(row.in_per_s)},

@@ -1,17 +1,25 @@
 // Elements that several views share.
 
 import {foreign, h} from "../dom.js";
+import * as format from "../format.js";
 
 const SHOWN = 48;
 
-// A name from a client: short in a table, complete in the tooltip.
+// A name from a client: short in a table, complete in the tooltip. Long names break after separators, not within words.
 export function foreignName(text, attributes = {}) {
     if (!text) return h("span", {class: "soft"}, "(empty)");
     const isLong = text.length > SHOWN;
-    return foreign(isLong ? `${text.slice(0, SHOWN)}…` : text, {...attributes, title: isLong ? text : undefined});
+    const words = (isLong ? `${text.slice(0, SHOWN)}…` : text).split(/(?<=[-/._:=])/);
+    return foreign(words.flatMap((word, index) => index ? [h("wbr"), word] : [word]), {...attributes, title: isLong ? text : undefined});
 }
 
 export const address = row => h("span", {class: "mono"}, foreign(row.address));
+
+// A count of the chosen hub, and of all hubs if there are several.
+export const countOfHub = ({hubs, hub, total, everywhere}, word) => {
+    const name = hubs.find(({id}) => id === hub)?.name, counted = format.plural(total ?? 0, word);
+    return hubs.length > 1 ? `${counted} of ${name}, ${format.count(everywhere)} in all hubs` : counted;
+};
 
 // A selection of the hub; hidden with a single hub.
 export class HubChoice {

@@ -20,7 +20,7 @@ export function retained(context) {
         find: ["Topic filter", "house/+/temp or house/#", "enter a filter"],
         actions: [button],
         columns: () => [
-            {label: "Topic", signature: row => row, cell: row => h("button", {type: "button", class: "plain name", "aria-haspopup": "dialog", click: () => details(row, page.again)}, foreignName(row.name))},
+            {label: "Topic", named: true, signature: row => row, cell: row => h("button", {type: "button", class: "plain name opener", "aria-haspopup": "dialog", click: () => details(row, page.again)}, foreignName(row.name))},
             {label: "Payload", signature: row => row.payload, cell: row => row.payload ? h("span", {class: "mono"}, foreignName(row.payload)) : h("span", {class: "soft"}, "(empty)")},
             {label: "Size", number: true, wide: true, text: row => format.bytes(row.bytes)},
             {label: "QoS", number: true, wide: true, text: row => String(row.qos)},

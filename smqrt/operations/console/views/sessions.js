@@ -20,8 +20,8 @@ export function sessions(context) {
         find: ["Search", "client identifier or user", "search"],
         tools: [h("label", {}, "State", choice)],
         columns: () => [
-            {label: "Client", signature: row => row, cell: row => [
-                h("button", {type: "button", class: "plain name", "aria-haspopup": "dialog", click: () => details(row, page.again)}, foreignName(row.name)),
+            {label: "Client", named: true, signature: row => row, cell: row => [
+                h("button", {type: "button", class: "plain name opener", "aria-haspopup": "dialog", click: () => details(row, page.again)}, foreignName(row.name)),
                 row.user && h("span", {class: "second"}, "user ", foreign(row.user)),
             ]},
             {label: "State", text: state},
