@@ -9,6 +9,13 @@ It works with and without monkey patching by gevent. Call a client from one oper
     client.publish("hello", "greeting")
 """
 
+import warnings
+
+from smqrt.clients.smq.asyncio_guard import called_by_asyncio
+
+if called_by_asyncio():
+    warnings.warn("smqrt.client is for gevent; asyncio programs import smqrt.aio instead", RuntimeWarning, stacklevel=2)
+
 from smqrt.clients.smq.client import SmqClient
 from smqrt.clients.smq.protocol import ConnectionEnd
 

@@ -6,6 +6,8 @@ SmqrtError
 ├── NatsError          a NATS server violated its protocol
 ├── ArgumentError      an argument is invalid; the message names it (also a ValueError)
 ├── ClosedError        an object was used after its close()
+├── DeniedError        the broker denied a name or a subscription
+├── EventLoopError     a client for gevent was created in a function of asyncio (also a RuntimeError)
 ├── NoAnswer           a request was not answered in time (also a TimeoutError)
 ├── DeliveryError      a client was closed before the broker confirmed its messages
 ├── DroppedError       a published message was dropped; `reason` is the word or the reason code
@@ -118,6 +120,14 @@ class ArgumentError(SmqrtError, ValueError):
 
 class ClosedError(SmqrtError):
     """An object was used after its `close()`; the message names it."""
+
+
+class DeniedError(SmqrtError):
+    """The broker denied a name or a subscription; the message names it."""
+
+
+class EventLoopError(SmqrtError, RuntimeError):
+    """A client for gevent was created in a function of an asyncio event loop; the message names the other client."""
 
 
 class NoAnswer(SmqrtError, TimeoutError):

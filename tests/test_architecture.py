@@ -10,7 +10,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
     "errors + printable + former_modules, process, settings + wire, workers + crypto, auth, broker, cluster + loop, "
-    "transport + child_processes, smq + mail + acme, clients, cluster.nats + http + wsgi + client + mqtt + mqtt3c, "
+    "transport + child_processes, smq + mail + acme, clients, "
+    "cluster.nats + http + wsgi + client + aio + mqtt + mqtt3c, "
     "mqttc + gunicorn, cluster.engines + journal + manual, hub + server.restart, apps.python, app, apps.lua, "
     "server + apps, operations, operations.console, server.applications, server.runtime, pipeline, cli, __main__"
 )
@@ -120,6 +121,17 @@ def test_lupa_has_few_doors(module: Path) -> None:
         return
     for line, name in imported(module):
         assert name.split(".")[0] != "lupa", f"{module}:{line}: only smqrt/apps/lua and the kernels import lupa"
+
+
+WITHOUT_GEVENT = ("aio", "clients.aio")
+"""What asyncio programs import; `tests/clients/aio/test_imports.py` looks at all they load."""
+
+
+@for_each_module
+def test_the_asyncio_client_knows_no_gevent(module: Path) -> None:
+    if dotted_name(module).startswith(tuple(f"smqrt.{one}" for one in WITHOUT_GEVENT)):
+        for line, name in imported(module):
+            assert name.split(".")[0] not in ("gevent", "greenlet"), f"{module}:{line}: no {name} here"
 
 
 LUPAS_INSIDE = PACKAGE / "apps" / "lua" / "lupa_internals.py"

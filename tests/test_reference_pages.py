@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from smqrt import app, hub
+from smqrt.aio import Observation, Subscription
+from smqrt.aio import SmqClient as AsyncioClient
 from smqrt.app import Request, Response
 from smqrt.client import SmqClient
 from smqrt.clients.mqtt import documented
@@ -62,6 +64,8 @@ def parameters(*functions: Any) -> Names:
 
 # ---- clients
 
+AIO = part("asyncio", "| method | meaning |", "| subscription, observation |")
+AIO_RECEIVERS = part("asyncio", "| subscription, observation |", "The options are")
 PYTHON_CLIENT = part("clients", "| method | meaning |", "| option |")
 LUA_CLIENT = part("clients", "## Lua", "## The command line")
 LUA_CLIENT_OPTIONS = {"uid", "info", "ping", "pong", "timeout", "shark"} | {
@@ -125,6 +129,11 @@ SAME: dict[str, tuple[Names, Names]] = {
         public(SmqClient, internal="on_end") | {"end"},
         in_code(first_columns(PYTHON_CLIENT)) - {"SmqClient"},
     ),
+    "asyncio.md, methods": (
+        public(AsyncioClient) | {"end"},
+        in_code(first_columns(AIO), r"@?(?:await )?(?:\w+\.)?(\w+)") - {"SmqClient"},
+    ),
+    "asyncio.md, subscriptions": (public(Subscription, Observation), in_code(first_columns(AIO_RECEIVERS))),
     "clients.md, methods in Lua": (
         lua("smq/client.lua", r"^(?:function )?methods\.(\w+)"),
         methods(first_columns(LUA_CLIENT), "smq"),

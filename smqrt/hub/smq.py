@@ -56,7 +56,8 @@ from smqrt.settings.option_types import function as function_rule
 from smqrt.settings.option_types import make
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.handshake import NOT_SMQ, is_smq
-from smqrt.smq.messages import Message, Payload, Requests, json_value, payload
+from smqrt.smq.messages import Message, Payload, json_value, payload
+from smqrt.smq.requests import Requests
 
 # ---- Methods of a hub (help: hub-api), in base classes of `Smq`, which sets the attributes that they use
 

@@ -20,7 +20,7 @@ _TABLE = (
     ("Build", "Hubs and pages", "last-value slow-consumers data-path logins file-servers"),
     ("Build", "Lua", "modules cosockets sockets http-client tls files sql crypto cbor xml-lua processes"),
     ("Build", "Python", "python-api wsgi"),
-    ("Build", "Devices", "clients modbus"),
+    ("Build", "Devices", "clients asyncio modbus"),
     ("Build", "MQTT", "mqtt-hub mqtt-broker mqtt-python mqtt-lua mqtt-bridge sparkplug"),
     ("Data", "Journal", "journal duckdb"),
     (
@@ -33,14 +33,14 @@ _TABLE = (
     ("Operate", "Watch", "console metrics trace-logger troubleshooting"),
     ("Reference", "APIs", "hub-api lua-api http protocol"),
     ("Reference", "Commands and settings", "command-line settings limits mako-conf pipeline-commands format-smq"),
-    ("Reference", "Releases", "changelog conformance"),
+    ("Reference", "Releases", "changelog conformance client-conformance"),
     ("Specification", "", "specification specification/*"),
     ("Decisions", "", "decisions decisions/*"),
 )
 """(part, title within the part, names of pages in their order). A name with `*` matches all pages of a folder."""
 REST = "More"
 """The part for pages that are not in the table."""
-_BACKGROUND = ("changelog", "conformance", "specification*", "decisions*")
+_BACKGROUND = ("changelog", "conformance", "client-conformance", "specification*", "decisions*")
 """Background pages, which searches list after the other pages."""
 
 

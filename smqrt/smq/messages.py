@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gevent.event import AsyncResult
-
+from smqrt.broker.deferred import Deferred
 from smqrt.broker.mqtt.application import MqttAttributes
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
@@ -94,8 +93,8 @@ def _finite(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A message, as functions registered by `on` get it and `request` returns it.
+class ReceivedMessage:
+    """A message; the subclasses have the `reply` of their event loop.
 
     Attributes:
         data: the payload.
@@ -127,6 +126,12 @@ class Message:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"a message from {self.etid} to {self.topic!r} is not JSON: {error}") from None
 
+
+class Message(ReceivedMessage):
+    """A message, as functions registered by `on` get it and `request` returns it. See `ReceivedMessage`."""
+
+    __slots__ = ()
+
     def reply(self, data: Payload) -> None:
         """Send `data` to the publisher, with the same sub-topic; this answers a `request`.
 
@@ -136,40 +141,29 @@ class Message:
         self._publish(data, self.etid, self.subtid)
 
 
-class Requests:
-    """The open requests of one client or hub."""
+class OpenRequests:
+    """The open requests of one client or hub, without waiting for their answers."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, int], AsyncResult[bytes]] = {}
+        self._open: dict[tuple[int, int], Deferred[bytes]] = {}
         self._over: OrderedDict[tuple[int, int], None] = OrderedDict()
         # Random, so that an answer to a request of an earlier process is not taken for one of this process.
         self._last = random.getrandbits(32)
 
-    def ask(self, etid: int, send: Callable[[int], object], timeout_s: float) -> tuple[bytes, int]:
-        """Call `send(number)` and wait for the answer of `etid` with that number.
-
-        Returns:
-            The answer's payload, and the number.
-
-        Raises:
-            NoAnswer: no answer was received in time, or `give_up` was called.
-        """
+    def open(self, etid: int) -> tuple[Deferred[bytes], int]:
+        """Return the future answer of `etid`, and the number that the request must have; `end` ends the request."""
         self._last = self._last % 0xFFFFFFFF + 1  # 1 to 0xFFFFFFFF: 0 would be no sub-topic
         while (etid, self._last) in self._open:
             self._last = self._last % 0xFFFFFFFF + 1
-        key = etid, self._last
-        answer = self._open[key] = AsyncResult()
-        try:
-            send(key[1])
-            answer.wait(timeout_s)
-            if not answer.ready():
-                raise NoAnswer(f"no answer from {etid} in {timeout_s:g} s")
-            return answer.get() or b"", key[1]
-        finally:
-            del self._open[key]
-            self._over[key] = None
-            if len(self._over) > REMEMBERED_REQUESTS:
-                self._over.popitem(last=False)
+        answer = self._open[etid, self._last] = Deferred()
+        return answer, self._last
+
+    def end(self, etid: int, number: int) -> None:
+        """End a request; its late answers are discarded."""
+        del self._open[etid, number]
+        self._over[etid, number] = None
+        if len(self._over) > REMEMBERED_REQUESTS:
+            self._over.popitem(last=False)
 
     def take(self, data: bytes, etid: int, subtid: int) -> bool:
         """Deliver a message from `etid` if it is an answer; return whether it is. Called before the handlers.
@@ -177,13 +171,13 @@ class Requests:
         A late answer is discarded.
         """
         answer = self._open.get((etid, subtid))
-        if answer is not None and not answer.ready():  # a second answer is discarded
-            answer.set(data)
+        if answer is not None and not answer.done:  # a second answer is discarded
+            answer.resolve(data)
             return True
         return answer is not None or (etid, subtid) in self._over
 
     def give_up(self, why: str, etid: int | None = None) -> None:
         """Raise NoAnswer in the requests to `etid`, or in all, for example when the connection is closed."""
-        for (asked, _), answer in self._open.items():
-            if not answer.ready() and (etid is None or asked == etid):
-                answer.set_exception(NoAnswer(why))
+        for (asked, _), answer in list(self._open.items()):
+            if etid is None or asked == etid:
+                answer.reject(NoAnswer(why))

@@ -7,51 +7,19 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass, field
 from typing import cast
 
 import gevent
 
-from smqrt.errors import ArgumentError, StreamError
+from smqrt.errors import StreamError
+from smqrt.transport.proxy_address import HTTP_PORT, SOCKS_PORT, Proxy, proxy_failure
 from smqrt.transport.stream import Stream
-from smqrt.wire.url import basic_authorization
 
-HTTP_PORT, SOCKS_PORT = 8080, 1080
-"""Default ports of proxies."""
+__all__ = ["HTTP_PORT", "SOCKS_PORT", "Proxy", "open_through"]
+
 _MAX_HEAD_BYTES = 16384
-_MAX_CREDENTIAL_BYTES = 255  # RFC 1929
 _NO_HOST = re.compile(r"[\0-\x20\x7f/\\@]")  # a line break would start another header field
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-
-
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """A proxy.
-
-    Attributes:
-        host, port: its address.
-        socks: whether it is a SOCKS5 proxy, otherwise HTTP.
-        user, password: credentials; None for none.
-
-    Raises:
-        ArgumentError: the protocol cannot send the user or the password.
-    """
-
-    host: str
-    port: int
-    socks: bool = False
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        for what, text in (("user", self.user), ("password", self.password)):
-            if self.socks and text is not None and not (text.isascii() and 0 < len(text) <= _MAX_CREDENTIAL_BYTES):
-                raise ArgumentError(f"the {what} of a SOCKS proxy has 1 to {_MAX_CREDENTIAL_BYTES} ASCII characters")
-
-    @property
-    def authorization(self) -> str | None:
-        """Value of the Proxy-Authorization field; None without a user."""
-        return None if self.user is None else basic_authorization(self.user, self.password)
 
 
 def open_through(
@@ -88,17 +56,6 @@ def _received(stream: Stream, size_bytes: int = 65536) -> bytes:
 
 # ---- SOCKS5, by python-socks
 
-_WORDS = {
-    2: "prxnotallowed",
-    3: "prxnetunreachable",
-    4: "prxhostunreachable",
-    5: "prxrefused",
-    6: "prxttlexpired",
-    7: "prxcommand",
-    8: "prxaddress",
-}
-"""Error words by reply code (RFC 1928 §6)."""
-
 
 def _connect_by_socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
     from python_socks import ProxyError, ProxyType  # here: slow to load, and rarely needed
@@ -123,11 +80,7 @@ def _connect_by_socks(stream: Stream, proxy: Proxy, host: str, port: int) -> Non
             forward=Connected(ProxyType.SOCKS5, "", 0),
         ).connect(host, port)
     except ProxyError as error:
-        if error.error_code is not None:
-            word = _WORDS.get(error.error_code, "prxgeneral")
-        else:
-            word = "proxyauth" if "authentication" in str(error) else "prxnotcompatible"
-        raise StreamError(word, str(error)) from None
+        raise proxy_failure(error.error_code, str(error)) from None
     except (UnicodeError, ValueError) as error:
         raise StreamError("prxaddress", f"{host}: {error}") from None
 

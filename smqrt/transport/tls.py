@@ -6,7 +6,6 @@ All data passes through `ssl.MemoryBIO`, so no call blocks, and monkey patching 
 from __future__ import annotations
 
 import _socket
-import _ssl
 import logging
 import ssl
 from collections import Counter
@@ -21,6 +20,7 @@ from gevent import get_hub
 
 from smqrt.loop.scheduling import NEVER, READ, WRITE, Deadlines, Watcher, share
 from smqrt.settings.limits import Limit, LineLimit
+from smqrt.transport.peer_certificates import peer_chain
 from smqrt.wire.connection_state import Life, transition
 
 log = logging.getLogger("smqrt")
@@ -54,8 +54,7 @@ class TlsSession:
 
     def peer_chain(self) -> list[bytes]:
         """Return the certificates that the peer sent, in DER, its own first."""
-        chain = self._ssl._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # public from Python 3.13 on
-        return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain or ()]
+        return peer_chain(self._ssl)
 
     def resumed(self) -> bool:
         """Return whether the handshake resumed the session of an earlier connection."""

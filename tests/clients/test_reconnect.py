@@ -2,7 +2,7 @@
 
 import pytest
 
-from smqrt.clients.reconnect import Backoff
+from smqrt.clients.backoff import Backoff
 
 
 def test_delays_double_up_to_a_maximum_and_reset():

@@ -14,7 +14,7 @@ from smqrt.auth.service import accepted_logins
 from smqrt.cli.serve import serve
 from smqrt.cli.serve import sources as sources_of
 from smqrt.clients.mqtt.connect import MqttOptions
-from smqrt.clients.smq.connection import SmqClientOptions
+from smqrt.clients.smq.options import SmqClientOptions
 from smqrt.journal.settings import JournalSettings
 from smqrt.operations.metrics import FORMER_NAMES as FORMER_METRICS
 from smqrt.settings.option_types import Path as SettingPath

@@ -10,7 +10,8 @@ import gevent
 import pytest
 
 from smqrt.errors import ArgumentError, NoAnswer
-from smqrt.smq.messages import REMEMBERED_REQUESTS, Message, Requests, payload
+from smqrt.smq.messages import REMEMBERED_REQUESTS, Message, payload
+from smqrt.smq.requests import Requests
 
 PAYLOADS: list[tuple[Any, bytes]] = [
     (b"\xff\0", b"\xff\0"),

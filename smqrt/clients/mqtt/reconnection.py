@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
+from smqrt.clients.backoff import Backoff
 from smqrt.clients.mqtt.addresses import MqttConnector
 from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, delay_of
-from smqrt.clients.reconnect import Backoff
 from smqrt.transport.stream import Stream
 from smqrt.wire.mqtt.fields import Reason
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
@@ -12,23 +11,26 @@ import gevent
 from gevent.event import AsyncResult
 from gevent.event import Event as Signal
 
-from smqrt.clients.reconnect import Backoff, ReconnectingClient
-from smqrt.clients.smq.connection import (
+from smqrt.clients.backoff import Backoff
+from smqrt.clients.reconnect import ReconnectingClient
+from smqrt.clients.smq.asyncio_guard import called_by_asyncio
+from smqrt.clients.smq.common import KnownNames, checked_credentials, checked_decision
+from smqrt.clients.smq.connection import ClientConnection, SmqConnector
+from smqrt.clients.smq.options import (
     Callback,
-    ClientConnection,
     SmqClientOptions,
-    SmqConnector,
     SubscriptionOptions,
     broker_url,
     message_handler,
     to_bytes,
 )
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
-from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, to_text, topic_key
-from smqrt.errors import ArgumentError, ClosedError, NoAnswer
+from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, topic_key
+from smqrt.errors import ArgumentError, ClosedError, EventLoopError, NoAnswer
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.settings.option_types import make
-from smqrt.smq.messages import Message, Payload, Requests, json_bytes, payload
+from smqrt.smq.messages import Message, Payload, json_bytes, payload
+from smqrt.smq.requests import Requests
 from smqrt.transport.stream import Stream
 from smqrt.wire.url import Url
 
@@ -36,14 +38,13 @@ from smqrt.wire.url import Url
 
 log = logging.getLogger("smqrt.client")
 
-MAX_CREDENTIALS_BYTES = 255
 # Reading normally stops at MAX_WAITING_JOBS callbacks. It continues up to these limits while a callback itself waits
 # for the broker, or while the client closes.
 _MAX_JOBS = 10 * MAX_WAITING_JOBS
 _MAX_READS = 1000  # of 16 KiB each
 
 
-class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
+class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd], KnownNames):
     """Base class of `SmqClient`: connections, reconnection and events, without the methods for applications.
 
     Args:
@@ -318,28 +319,9 @@ def credentials_of(onauth: Callback, init: Init, timeout_s: float) -> bytes:
     greenlet.join(timeout_s)
     if not greenlet.ready():
         raise ConnectionEnd("timeout", f"onauth did not return within {timeout_s:g} s")
-    credentials: object = greenlet.value or b""
-    if isinstance(credentials, str):
-        credentials = credentials.encode()
     if failures:
-        fault = f"failed: {failures[0]}"
-    elif not isinstance(credentials, bytes | bytearray):
-        fault = f"returned {type(credentials).__name__}; credentials are str or bytes"
-    elif len(credentials) > MAX_CREDENTIALS_BYTES:
-        fault = f"returned {len(credentials)} bytes; at most {MAX_CREDENTIALS_BYTES} can be sent"
-    else:
-        return bytes(credentials)
-    raise ConnectionEnd("onauth", f"onauth {fault}", can_reconnect=False)
-
-
-def checked_decision(decision: object) -> bool | float | None:
-    """Return the decision of `onclose`: a bool, None, or seconds, at least 0. Log any other value and return None."""
-    if decision is None or isinstance(decision, bool):
-        return decision
-    if isinstance(decision, int | float) and not math.isnan(decision):
-        return max(float(decision), 0.0)
-    log.error("onclose returned %r; it must return None, False, True or a number of seconds; None is assumed", decision)
-    return None
+        raise ConnectionEnd("onauth", f"onauth failed: {failures[0]}", can_reconnect=False)
+    return checked_credentials(greenlet.value)
 
 
 F = TypeVar("F", bound=Callable[[Message], object])
@@ -376,11 +358,12 @@ class SmqClient(ReconnectingSmqClient):
     Args:
         url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that is called for each connection: it
             returns a `Stream`, on which SMQ begins without an HTTP request, or raises StreamError.
-        options: a mapping of options; see `smqrt.clients.smq.connection.SmqClientOptions`.
+        options: a mapping of options; see `smqrt.clients.smq.options.SmqClientOptions`.
         more: options as keyword arguments.
 
     Raises:
         ArgumentError: an invalid URL or option.
+        EventLoopError: an asyncio loop runs this function; use `smqrt.aio`.
 
     Attributes:
         end: the `ConnectionEnd` of the last connection or failed attempt; None before the first one.
@@ -389,6 +372,10 @@ class SmqClient(ReconnectingSmqClient):
     def __init__(
         self, url: str | Callable[[], Stream], options: Mapping[str, object] | None = None, **more: object
     ) -> None:
+        if called_by_asyncio():
+            raise EventLoopError(
+                "smqrt.client.SmqClient would block the asyncio loop that runs; use smqrt.aio.SmqClient"
+            )
         chosen = make(SmqClientOptions, {**(options or {}), **more})
         if callable(url):
             super().__init__(None, url, chosen)
@@ -427,26 +414,6 @@ class SmqClient(ReconnectingSmqClient):
                 self._callbacks.post(onack, bool(number), name, number)
 
         return done
-
-    def gettid(self) -> int | None:
-        """Return the client's own ETID, None while not connected."""
-        return self._session.etid or None
-
-    def topic2tid(self, topic: str | bytes) -> int | None:
-        """Return the ID of a topic; None when it is unknown to this client."""
-        return self._session.topics.number(to_bytes(topic))
-
-    def tid2topic(self, tid: int) -> str | bytes | None:
-        """Return the name of a topic (bytes when it is not UTF-8); None when it is unknown to this client."""
-        return to_text(self._session.topics.name(tid))
-
-    def subtopic2tid(self, subtopic: str | bytes) -> int | None:
-        """Return the ID of a sub-topic; None when it is unknown to this client."""
-        return self._session.subtopics.number(to_bytes(subtopic))
-
-    def tid2subtopic(self, stid: int) -> str | bytes | None:
-        """Return the name of a sub-topic; None when it is unknown to this client."""
-        return to_text(self._session.subtopics.name(stid))
 
     # ---- messages
 
@@ -492,16 +459,6 @@ class SmqClient(ReconnectingSmqClient):
         with self._reading_while_waiting():
             answer, number = self._answers.ask(etid, send, timeout_s)
         return Message(answer, etid, self._session.etid, number, etid, self.publish)
-
-    @property
-    def backlog_bytes(self) -> int:
-        """The size of the unsent messages and requests."""
-        return self._session.waiting_bytes
-
-    @property
-    def dropped(self) -> int:
-        """The number of unsent messages that were dropped: queue full, topic denied, or connection lost."""
-        return self._session.dropped
 
     # ---- subscriptions
 

@@ -441,9 +441,7 @@ class ClientSession:
             if tid and stid is not None:
                 done(tid, stid)
                 return
-            self._subscriptions.remove(topic, subtopic)
-            if topic not in self._subscriptions:
-                self.unsubscribe(topic)
+            self.remove_handler(topic, subtopic)
             done(0, stid or 0)
 
         is_new = isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None
@@ -462,6 +460,12 @@ class ClientSession:
         self._subscriptions.remove_all(topic, tid)
         if tid and tid != self.etid and isinstance(topic, bytes):
             self._send_number(Type.UNSUBSCRIBE, tid)
+
+    def remove_handler(self, topic: Topic, subtopic: Subtopic) -> None:
+        """Remove the handler of one sub-topic, or of the whole topic, and with the last one the subscription."""
+        self._subscriptions.remove(topic, subtopic)
+        if topic not in self._subscriptions:
+            self.unsubscribe(topic)
 
     def route(self, tid: int, subtid: int) -> Handler | None:
         """Return the handler for a message: that of the sub-topic, else that of the topic, else None."""
@@ -496,9 +500,13 @@ class ClientSession:
 
     # ---- outgoing messages
 
+    def has_room(self, payload_bytes: int) -> bool:
+        """Return whether the send queue has room for a message."""
+        return self.waiting_bytes + payload_bytes + smq.PUBLISH_HEADER_BYTES <= self._queue_bytes
+
     def publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
         """Send a message, or hold it until its names have numbers. Return False for a message that was dropped."""
-        if self.waiting_bytes + len(payload) + smq.PUBLISH_HEADER_BYTES > self._queue_bytes:
+        if not self.has_room(len(payload)):
             self.dropped += 1
             return False
         if not self._held and self._protocol is not None and self._send_publish(payload, topic, subtopic):

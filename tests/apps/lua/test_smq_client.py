@@ -12,7 +12,7 @@ from smqrt.apps.lua.api import smq_client
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Services, Vm
 from smqrt.client import SmqClient
-from smqrt.clients.reconnect import Backoff
+from smqrt.clients.backoff import Backoff
 from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.wire import smq as wire
 from tests.apps.lua.recorder import Recorder

@@ -11,7 +11,7 @@ import pytest
 
 from smqrt.apps.lua.api import smq_client
 from smqrt.apps.lua.vm import Services, Vm
-from smqrt.clients.reconnect import Backoff
+from smqrt.clients.backoff import Backoff
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.apps.lua.recorder import Recorder

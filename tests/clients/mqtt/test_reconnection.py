@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from smqrt.clients.backoff import Backoff
 from smqrt.clients.mqtt.connect import MqttCloseReason, MqttOptions, disconnected
 from smqrt.clients.mqtt.reconnection import PAUSE_S, Reconnection
-from smqrt.clients.reconnect import Backoff
 from smqrt.wire.mqtt.fields import Reason
 
 LOST = MqttCloseReason("sock", "socketreadfailed")

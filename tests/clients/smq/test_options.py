@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from smqrt.clients.smq.connection import SmqClientOptions, SubscriptionOptions, message_handler
+from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions, message_handler
 from smqrt.errors import ArgumentError
 from smqrt.settings.option_types import make
 

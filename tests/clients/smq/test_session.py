@@ -207,6 +207,22 @@ def test_unsubscribe_before_the_answer_is_carried_out_after_it():
     assert session.route(9, 0) is None
 
 
+def test_the_last_handler_of_a_topic_unsubscribes():
+    session = new_session()
+    wire = Wire(session)
+    session.subscribe(b"a", b"s", handler, ignore)
+    session.subscribe(b"a", None, other, ignore)
+    wire.answer()
+    s, a = wire.numbers[b"s"], wire.numbers[b"a"]
+    session.remove_handler(b"a", b"s")
+    session.remove_handler(b"a", b"unknown")
+    assert wire.sent() == []
+    assert session.route(a, s) is other
+    session.remove_handler(b"a", None)
+    assert wire.sent() == [smq.with_id(Type.UNSUBSCRIBE, a)]
+    assert session.route(a, 0) is None
+
+
 def test_unsubscribe_of_self_sends_nothing():
     session = new_session()
     wire = Wire(session)

@@ -11,8 +11,8 @@ import pytest
 from gevent.queue import Queue
 
 from smqrt.client import SMQClient
-from smqrt.clients.reconnect import Backoff
-from smqrt.clients.smq.connection import SmqClientOptions
+from smqrt.clients.backoff import Backoff
+from smqrt.clients.smq.options import SmqClientOptions
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.support.local_broker import LocalBroker

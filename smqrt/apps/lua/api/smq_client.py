@@ -21,7 +21,7 @@ from smqrt.apps.lua.bridge import LuaResult, LuaValue, encoded, fail, from_latin
 from smqrt.apps.lua.vm import LuaFunction, Services, Vm
 from smqrt.broker.broker import Name
 from smqrt.client import ConnectionEnd, SmqClient
-from smqrt.clients.smq.connection import SmqClientOptions
+from smqrt.clients.smq.options import SmqClientOptions
 from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.engines.mesh import PORT
 from smqrt.cluster.engines.mtl import Cluster, Conn, Links, Mtl, MtlOptions, ignore_event, own

@@ -1,0 +1,1 @@
+"""SMQ client of `smqrt.aio`, on asyncio."""
