@@ -94,7 +94,8 @@ class Driver:
         """Sends a command, and returns its future answer."""
         self._last += 1
         answer = self._answers[self._last] = AsyncResult()
-        self._input.write(json.dumps({"id": self._last, **command}).encode() + b"\n")
+        line = json.dumps({"id": self._last, **command}, ensure_ascii=False)  # some languages cannot join surrogates
+        self._input.write(line.encode() + b"\n")
         self._input.flush()
         return answer
 

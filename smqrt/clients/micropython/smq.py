@@ -116,9 +116,8 @@ class SmqClient:
             delay = min(self.reconnect_delay * 2**self._failures, self.reconnect_delay_max)
             self._failures, self._at = min(self._failures + 1, 9), _after(delay * (1 - os.urandom(1)[0] / 512))
             self._shut()
-            if not self.closed:
-                again = self._call(self.onclose, reason, self._may_reconnect)
-                self.closed = not (self.reconnect and self._may_reconnect if again is None else again)
+            again = None if self.closed else self._call(self.onclose, reason, self._may_reconnect)
+            self.closed = self.closed or not (self.reconnect and self._may_reconnect if again is None else again)
             while time.ticks_diff(self._at, time.ticks_ms()) > 0:
                 yield
 
