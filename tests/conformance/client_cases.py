@@ -20,6 +20,7 @@ from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Directory, Root
 from smqrt.transport.listener import Listener
+from tests.support.micropython import find_micropython
 from tests.support.waiting import PATIENCE_S, wait_until
 
 HERE = Path(__file__).parent
@@ -38,7 +39,7 @@ class Entry(NamedTuple):
 
     Attributes:
         name, what: of the client, for the page.
-        command: the program; `{python}` is this Python.
+        command: the program; `{python}` is this Python, `{micropython}` the one that scripts/test installs.
         schemes: the kinds of URLs that the client knows, the one for most cases first.
         lacks: what the client cannot do, in the words of `needs` of the cases.
     """
@@ -74,7 +75,8 @@ class Driver:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        command = [part.replace("{python}", sys.executable) for part in entry.command]
+        programs = {"{python}": lambda: sys.executable, "{micropython}": find_micropython}
+        command = [programs[part]() if part in programs else part for part in entry.command]
         self._process = subprocess.Popen(command, cwd=DRIVERS, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._input = FileObjectThread(self._process.stdin, "wb")
         self._answers: dict[int, AsyncResult[Json]] = {}

@@ -35,7 +35,12 @@ def running(drivers: dict[str, Driver], entry: Entry) -> Driver:
 def supported() -> list[object]:
     """Each client with each case that it can play."""
     return [
-        pytest.param(entry, case, id=f"{entry.name}-{case['name']}")
+        pytest.param(
+            entry,
+            case,
+            id=f"{entry.name}-{case['name']}",
+            marks=[pytest.mark.servers] if entry.name == "MicroPython" else [],  # where scripts/test installs it
+        )
         for entry in entries()
         for case in cases()
         if not entry.missing(case)

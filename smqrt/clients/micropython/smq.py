@@ -146,7 +146,7 @@ class SmqClient:
             self._sock = self.tls.wrap_socket(self._sock, server_hostname=self._host, do_handshake_on_connect=False)
         while True:
             size, kind = struct.unpack(">HB", (yield from self._receive(3)))
-            if size < _SIZES.get(kind, 0xFFFF):
+            if size < _SIZES.get(kind, 0x10000):
                 raise OSError("protocolerror" if self._started else "nonsmq")
             body = yield from self._receive(size - 3)
             self.dropped += len(body) < size - 3

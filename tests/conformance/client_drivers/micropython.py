@@ -6,7 +6,7 @@ import select
 import sys
 
 sys.path.insert(0, "../../../smqrt/clients/micropython")
-from smq import SmqClient  # noqa: E402
+from smq import SmqClient
 
 POLL_MS = 5
 
