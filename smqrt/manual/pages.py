@@ -20,7 +20,7 @@ _TABLE = (
     ("Build", "Hubs and pages", "last-value slow-consumers data-path logins file-servers"),
     ("Build", "Lua", "modules cosockets sockets http-client tls files sql crypto cbor xml-lua processes"),
     ("Build", "Python", "python-api wsgi"),
-    ("Build", "Devices", "clients javascript asyncio modbus"),
+    ("Build", "Devices", "clients javascript asyncio devices modbus"),
     ("Build", "MQTT", "mqtt-hub mqtt-broker mqtt-python mqtt-lua mqtt-bridge sparkplug"),
     ("Data", "Journal", "journal duckdb"),
     (

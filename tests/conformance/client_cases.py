@@ -22,6 +22,7 @@ from smqrt.http.tree import Directory, Root
 from smqrt.transport.listener import Listener
 from tests.conftest import START_S
 from tests.support import npm
+from tests.support.micropython import find_micropython
 from tests.support.waiting import PATIENCE_S, wait_until
 
 HERE = Path(__file__).parent
@@ -40,7 +41,7 @@ class Entry(NamedTuple):
 
     Attributes:
         name, what: of the client, for the page.
-        command: the program; `{python}` is this Python, `{node}` the Node.js of the tests.
+        command: the program; `{python}` is this Python, `{node}` and `{micropython}` are those that scripts/test installs.
         schemes: the kinds of URLs that the client knows, the one for most cases first.
         lacks: what the client cannot do, in the words of `needs` of the cases.
         part: the part of the tests that installs what it uses.
@@ -78,8 +79,12 @@ class Driver:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        programs = {"{python}": sys.executable, "{node}": str(npm.COMMANDS / "node")}
-        command = [programs.get(word, word) for word in entry.command]
+        programs = {
+            "{python}": lambda: sys.executable,
+            "{node}": lambda: str(npm.COMMANDS / "node"),
+            "{micropython}": find_micropython,
+        }
+        command = [programs[word]() if word in programs else word for word in entry.command]
         self._process = subprocess.Popen(command, cwd=DRIVERS, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._input = FileObjectThread(self._process.stdin, "wb")
         self._answers: dict[int, AsyncResult[Json]] = {}
@@ -99,7 +104,8 @@ class Driver:
         """Sends a command, and returns its future answer."""
         self._last += 1
         answer = self._answers[self._last] = AsyncResult()
-        self._input.write(json.dumps({"id": self._last, **command}).encode() + b"\n")
+        line = json.dumps({"id": self._last, **command}, ensure_ascii=False)  # some languages cannot join surrogates
+        self._input.write(line.encode() + b"\n")
         self._input.flush()
         return answer
 

@@ -57,6 +57,11 @@ def server_context(cert: str | Path, key: str | Path, client_ca: str | Path | No
     return load(files, datetime.now(UTC)).default
 
 
+def der_of(authority: trustme.CA) -> bytes:
+    """The certificate of an authority, as devices store it."""
+    return x509.load_pem_x509_certificate(authority.cert_pem.bytes()).public_bytes(serialization.Encoding.DER)
+
+
 class Authority:
     """An authority, and files with the certificates that it has signed.
 

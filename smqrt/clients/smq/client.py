@@ -16,6 +16,7 @@ from smqrt.clients.reconnect import ReconnectingClient
 from smqrt.clients.smq.asyncio_guard import called_by_asyncio
 from smqrt.clients.smq.common import KnownNames, checked_credentials, checked_decision
 from smqrt.clients.smq.connection import ClientConnection, SmqConnector
+from smqrt.clients.smq.keywords import SmqClientKeywords, SubscriptionKeywords
 from smqrt.clients.smq.options import (
     Callback,
     SmqClientOptions,
@@ -24,7 +25,6 @@ from smqrt.clients.smq.options import (
     message_handler,
     to_bytes,
 )
-from smqrt.clients.smq.keywords import SmqClientKeywords, SubscriptionKeywords
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
 from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, topic_key
 from smqrt.errors import ArgumentError, ClosedError, EventLoopError, NoAnswer

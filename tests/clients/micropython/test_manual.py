@@ -1,0 +1,112 @@
+"""The programs and the figures of the page "Devices"."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import trustme
+
+from tests.conftest import REPOSITORY
+from tests.support import pki
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+PAGE = (REPOSITORY / "smqrt/help/devices.md").read_text("utf-8")
+
+
+def program(name: str, url: str) -> str:
+    """A program of the page, for another broker."""
+    text = re.search(rf"^```python\n(# {name}\.py.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
+    return re.sub(r'"https?://\S+/chat/smq.lsp"', repr(url), text)
+
+
+@pytest.mark.parametrize("name", ["main", "tasks"])
+def test_programs_that_publish(start_broker, run, name):
+    broker = start_broker()
+    device = run(program(name, broker.url))
+    assert device.next() == 21.5, "its own message, which it prints"
+    broker.smq.publish("7", "say")
+    assert device.next() == 7
+
+
+def test_the_program_that_sleeps(start_broker, run):
+    received = []
+    broker = start_broker(onpublish=lambda data, ptid, tid, subtid, peer: received.append((data, peer.uid)) or True)
+    device = run(program("sleeper", broker.url))
+    assert device.wait() == 0
+    assert device.other == ["received: True\n"]
+    assert received == [(b"21.5", "device-7")]
+
+
+def test_the_program_that_answers(start_broker, run):
+    etids, answers = [], []
+    broker = start_broker(
+        onconnect=lambda etid, info, peer: etids.append(etid),
+        onmsg=lambda data, ptid, tid, subtid: answers.append((data, ptid, subtid)),
+    )
+    run(program("answer", broker.url))
+    etid = wait_until(lambda: etids)[0]
+    broker.smq.publish(b"?", etid, 77)
+    assert wait_until(lambda: answers) == [(b"21.5", etid, 77)]
+
+
+def test_the_program_with_tls(start_broker, run, tmp_path, monkeypatch):
+    authority, etids = trustme.CA(), []
+    broker = start_broker(
+        host="localhost",
+        context=pki.gevent_context(authority.issue_cert("localhost")),
+        onconnect=lambda etid, info, peer: etids.append(etid),
+    )
+    (tmp_path / "ca.der").write_bytes(pki.der_of(authority))
+    monkeypatch.chdir(tmp_path)
+    run(program("secure", broker.url))
+    assert wait_until(lambda: etids)
+
+
+# ---- memory
+
+EXCHANGE = """
+import gc
+gc.collect()
+before = gc.mem_alloc()
+from smq import SmqClient
+gc.collect()
+imported = gc.mem_alloc()
+received = []
+smq = SmqClient({url!r}, **{options})
+smq.subscribe("t", onmsg=lambda data, *numbers: received.append(len(data)), onack=lambda *values: show("ready"))
+while not smq.connected:
+    smq.poll(100)
+gc.collect()
+connected = gc.mem_alloc()
+sent = total = 0
+while total < 1000:
+    while sent < 1000 and smq.publish(64 * b"x", "t"):
+        sent += 1
+    smq.poll(1000)
+    total += received.count(64)
+    received.clear()
+gc.collect()
+show([imported - before, connected - imported, gc.mem_alloc() - connected, smq.dropped])
+"""
+
+
+def figure(row: str) -> float:
+    """A number of the table of memory."""
+    return float(re.search(rf"\| {re.escape(row)} \| ([\d,]+)", PAGE)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_message": 512, "queue_bytes": 512}])
+def test_memory(start_broker, run, options):
+    broker = start_broker()
+    smallest_kib = figure("smallest heap for 1,000 messages of 64 bytes, `smq.py`")
+    device = run(EXCHANGE.format(url=broker.url, options=options), heap=f"{smallest_kib * 1.1:.0f}K")
+    assert device.next() == "ready"
+    imported, connected, growth, dropped = device.next()
+    assert imported == pytest.approx(figure("code of the client after `import` (`gc.mem_alloc`)"), rel=0.1)
+    row = "the same with `max_message=512, queue_bytes=512`"
+    row = row if options else "a connected client with one subscription, default options"
+    assert connected == pytest.approx(figure(row), rel=0.1)
+    assert growth <= 1000
+    assert dropped == 0
