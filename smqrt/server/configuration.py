@@ -36,10 +36,11 @@ from smqrt.process.current_process import state_folder
 from smqrt.server.listeners import Listeners, admin_files, lacks_certificate, ports
 from smqrt.server.mako_conf import MakoConf
 from smqrt.server.restart.control_socket import check_socket_path
+from smqrt.settings.cluster_settings import ClusterSettings
 from smqrt.settings.limits import apply_limits
 from smqrt.settings.option_types import Path as SettingPath
 from smqrt.settings.option_types import named_settings_of, options_of, settings_of, value_at, with_values
-from smqrt.settings.server_settings import ClusterSettings, Settings
+from smqrt.settings.server_settings import Settings
 from smqrt.smq import gevent_broker
 from smqrt.transport import server_tls
 from smqrt.transport.admission import TrustedNetworks, open_connections

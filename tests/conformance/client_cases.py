@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
     Attributes:
         name, what: of the client, for the page.
-        command: the program; `{python}` is this Python, `{node}` and `{micropython}` are those that scripts/test installs.
+        command: the program; `{python}` is this Python, and scripts/test installs `{node}` and `{micropython}`.
         schemes: the kinds of URLs that the client knows, the one for most cases first.
         lacks: what the client cannot do, in the words of `needs` of the cases.
         part: the part of the tests that installs what it uses.

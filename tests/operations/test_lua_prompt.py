@@ -243,7 +243,7 @@ def test_the_prompt_is_off_by_default() -> None:
 def test_a_broken_client_ends_only_its_own_prompt(opened: Callable[[str], Client]) -> None:
     for message in ({"do": "what"}, {"do": "run", "code": "text"}, {"do": "run", "code": b"x" * 300_000}):
         client = opened("chat")
-        with pytest.raises(ChannelError):
+        with pytest.raises(ChannelError):  # noqa: PT012
             client.send(message)  # fails when the server closes the connection before it has read all
             client.receive()
     assert opened("chat").run("count") == ("done", "5\n")

@@ -12,7 +12,8 @@ import pytest
 
 from smqrt.errors import StartError
 from smqrt.server.configuration import FileReloader, LiveSettings, check_startable, cluster_plan, http_limits
-from smqrt.settings.server_settings import AdminSettings, ClusterSettings, LogSettings, Settings
+from smqrt.settings.cluster_settings import ClusterSettings
+from smqrt.settings.server_settings import AdminSettings, LogSettings, Settings
 from tests.settings.house import Door, House, Lock, house
 from tests.support.waiting import wait_until
 
