@@ -220,7 +220,7 @@ def _navigation(pages: Mapping[str, str], current: str, site: Site) -> str:
         inside = current in group.names
         names = [name for name in group.names if "/" not in name or inside]
         items = "".join(f"<li>{_link(pages, name, site, name == current)}</li>" for name in names)
-        title = f"<h3>{escape(group.title)}</h3>" if group.title else ""
+        title = f"<h2>{escape(group.title)}</h2>" if group.title else ""
         if names:
             parts.setdefault(group.part, []).append(f"{title}<ul>{items}</ul>")
         if inside:

@@ -120,12 +120,13 @@ def test_rendering_delays_no_others(bench: Bench) -> None:
     assert max(late) < 0.05
 
 
-def test_the_index_of_the_search_comes_compressed_or_not(bench: Bench) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("search-index.js", "javascript"), ("conformance", "html")])
+def test_pages_and_the_index_of_the_search_come_compressed_or_not(bench: Bench, name: str, kind: str) -> None:
     bench.root.insert(Manual())
-    plain = bench.connect().ask("/help/search-index.js")
-    packed = bench.connect().ask("/help/search-index.js", headers="Accept-Encoding: gzip\r\n")
-    assert (plain.status, plain.fields["content-type"]) == (200, "text/javascript; charset=utf-8")
-    assert plain.body.decode() == index_script(manual.pages())
+    plain = bench.connect().ask(f"/help/{name}")
+    packed = bench.connect().ask(f"/help/{name}", headers="Accept-Encoding: gzip\r\n")
+    assert (plain.status, plain.fields["content-type"]) == (200, f"text/{kind}; charset=utf-8")
+    assert kind == "html" or plain.body.decode() == index_script(manual.pages())
     assert (packed.fields["content-encoding"], packed.fields["vary"]) == ("gzip", "Accept-Encoding")
     assert gzip.decompress(packed.body) == plain.body
     assert "content-encoding" not in plain.fields
