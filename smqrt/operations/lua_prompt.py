@@ -32,7 +32,7 @@ from smqrt.printable import printable
 from smqrt.process.current_process import running_app
 from smqrt.server.restart.control_socket import ControlSocket
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
-from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message, worker_place
+from smqrt.workers.worker_rpc import ChannelError, ChannelSilent, FdChannel, Message, worker_place
 
 log = logging.getLogger("smqrt.admin")  # lines of prompts are warnings, which every log level shows
 
@@ -176,14 +176,19 @@ class _Prompt:
     def serve(self) -> None:
         """Handle messages until the other side closes the connection. Raises ChannelError at the end."""
         while True:
-            message, fds = self._channel.receive(IDLE_S)
+            try:
+                message, fds = self._channel.receive(IDLE_S)
+            except ChannelSilent:
+                if self._is_busy():
+                    continue  # `watch` may run for days
+                raise
             for fd in fds:
                 os.close(fd)
             if message["do"] == "stop":
                 if self._job is not None:
                     self._job.kill(block=False)
                 continue
-            if self._job is not None and not self._job.dead:
+            if self._is_busy():
                 raise ChannelError("a line was sent before the end of the last one")
             if message["do"] == "run" and isinstance(message.get("code"), bytes):
                 self._job = gevent.spawn(self._answer, self._run, message["code"])
@@ -191,6 +196,9 @@ class _Prompt:
                 self._job = gevent.spawn(self._answer, self._watch, message["topic"], message.get("hub"))
             else:
                 raise ChannelError(f"unknown message {message['do']!r}")
+
+    def _is_busy(self) -> bool:
+        return self._job is not None and not self._job.dead
 
     def _answer(self, work: object, *arguments: object) -> None:
         assert callable(work)

@@ -20,6 +20,7 @@ from gevent import socket
 from smqrt.apps.lua.api import smq_hub
 from smqrt.cli import cli
 from smqrt.errors import StartError
+from smqrt.operations import lua_prompt
 from smqrt.operations.lua_prompt import MAX_PROMPTS, LuaPrompt, own_socket_name
 from smqrt.server.restart import control_socket
 from smqrt.settings.server_settings import Settings
@@ -190,6 +191,17 @@ def test_topics_are_watched_with_a_bound(opened: Callable[[str], Client]) -> Non
     other.run("second = require 'smq.hub'.create()")
     client.send({"do": "watch", "topic": "news"})
     assert "has several hubs" in client.receive()["text"]
+
+
+def test_an_idle_prompt_is_closed(opened: Callable[[str], Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lua_prompt, "IDLE_S", 0.05)
+    client, idle = opened("chat"), opened("chat")
+    client.send({"do": "watch", "topic": "news"})
+    with pytest.raises(ChannelError):
+        idle.receive()
+    monkeypatch.setattr(lua_prompt, "IDLE_S", WAIT_S)
+    client.send({"do": "stop"})  # the one that watches is not idle
+    assert client.receive()["text"] == "interrupted"
 
 
 def test_lines_are_logged(opened: Callable[[str], Client], caplog: pytest.LogCaptureFixture) -> None:
