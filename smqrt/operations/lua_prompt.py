@@ -32,9 +32,9 @@ from smqrt.printable import printable
 from smqrt.process.current_process import running_app
 from smqrt.server.restart.control_socket import ControlSocket
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
-from smqrt.workers.worker_rpc import ChannelError, FdChannel, Message, worker_place
+from smqrt.workers.worker_rpc import ChannelError, ChannelSilent, FdChannel, Message, worker_place
 
-log = logging.getLogger("smqrt.admin")
+log = logging.getLogger("smqrt.admin")  # lines of prompts are warnings, which every log level shows
 
 MAX_PROMPTS = 4
 """The limit of open prompts."""
@@ -93,7 +93,7 @@ class LuaPrompt:
             raise StartError(f"{SETTING}: other users have access to {path.parent}; set XDG_RUNTIME_DIR.")
         self._socket = ControlSocket(str(path), self._accept, SETTING)
         self._socket.open()
-        log.info("lua prompt: listening at %s", path)
+        log.warning("lua prompt: listening at %s", path)
 
     def close(self) -> None:
         """Stop listening and end all prompts. A second call does nothing."""
@@ -164,26 +164,31 @@ class _Prompt:
         self._who = f"process {pid} of user {uid}, application {application.uri}"
         if vm.run(entries["open"], number, application.number) != (True,):
             raise ArgumentError(f"the application {application.uri} is not running")
-        log.info("lua prompt: opened by %s", self._who)
+        log.warning("lua prompt: opened by %s", self._who)
 
     def close(self) -> None:
         """End the job and forget the session."""
         if self._job is not None:
             self._job.kill()
         self._vm.run(self._entries["close"], self._number)
-        log.info("lua prompt: closed by %s", self._who)
+        log.warning("lua prompt: closed by %s", self._who)
 
     def serve(self) -> None:
         """Handle messages until the other side closes the connection. Raises ChannelError at the end."""
         while True:
-            message, fds = self._channel.receive(IDLE_S)
+            try:
+                message, fds = self._channel.receive(IDLE_S)
+            except ChannelSilent:
+                if self._is_busy():
+                    continue  # `watch` may run for days
+                raise
             for fd in fds:
                 os.close(fd)
             if message["do"] == "stop":
                 if self._job is not None:
                     self._job.kill(block=False)
                 continue
-            if self._job is not None and not self._job.dead:
+            if self._is_busy():
                 raise ChannelError("a line was sent before the end of the last one")
             if message["do"] == "run" and isinstance(message.get("code"), bytes):
                 self._job = gevent.spawn(self._answer, self._run, message["code"])
@@ -191,6 +196,9 @@ class _Prompt:
                 self._job = gevent.spawn(self._answer, self._watch, message["topic"], message.get("hub"))
             else:
                 raise ChannelError(f"unknown message {message['do']!r}")
+
+    def _is_busy(self) -> bool:
+        return self._job is not None and not self._job.dead
 
     def _answer(self, work: object, *arguments: object) -> None:
         assert callable(work)
@@ -206,7 +214,7 @@ class _Prompt:
             self._channel.send({"do": "done", "state": state, "text": text})
 
     def _run(self, code: bytes) -> tuple[str, str]:
-        log.info("lua prompt: %s: %s", self._who, printable(code.decode("utf-8", "replace")[:_LOGGED_CHARS]))
+        log.warning("lua prompt: %s: %s", self._who, printable(code.decode("utf-8", "replace")[:_LOGGED_CHARS]))
         scope = self._application.scope
         if scope is None:
             raise ArgumentError(f"the application {self._application.uri} is not running")
@@ -228,7 +236,7 @@ class _Prompt:
         return state, printable(text, lines=True)
 
     def _watch(self, topic: str, hub: object) -> tuple[str, str]:
-        log.info("lua prompt: %s: watches %s", self._who, printable(topic[:_LOGGED_CHARS]))
+        log.warning("lua prompt: %s: watches %s", self._who, printable(topic[:_LOGGED_CHARS]))
         broker = self._broker(hub)
         listener = LocalTopicListener(broker, [topic])
         try:

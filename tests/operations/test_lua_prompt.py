@@ -9,15 +9,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from gevent import socket
 
 from smqrt.apps.lua.api import smq_hub
+from smqrt.cli import cli
 from smqrt.errors import StartError
+from smqrt.operations import lua_prompt
 from smqrt.operations.lua_prompt import MAX_PROMPTS, LuaPrompt, own_socket_name
 from smqrt.server.restart import control_socket
 from smqrt.settings.server_settings import Settings
@@ -190,6 +193,17 @@ def test_topics_are_watched_with_a_bound(opened: Callable[[str], Client]) -> Non
     assert "has several hubs" in client.receive()["text"]
 
 
+def test_an_idle_prompt_is_closed(opened: Callable[[str], Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lua_prompt, "IDLE_S", 0.05)
+    client, idle = opened("chat"), opened("chat")
+    client.send({"do": "watch", "topic": "news"})
+    with pytest.raises(ChannelError):
+        idle.receive()
+    monkeypatch.setattr(lua_prompt, "IDLE_S", WAIT_S)
+    client.send({"do": "stop"})  # the one that watches is not idle
+    assert client.receive()["text"] == "interrupted"
+
+
 def test_lines_are_logged(opened: Callable[[str], Client], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "smqrt.admin"):
         opened("chat").run("add(1)\n--" + "x" * 2000)
@@ -243,8 +257,9 @@ def test_the_prompt_is_off_by_default() -> None:
 def test_a_broken_client_ends_only_its_own_prompt(opened: Callable[[str], Client]) -> None:
     for message in ({"do": "what"}, {"do": "run", "code": "text"}, {"do": "run", "code": b"x" * 300_000}):
         client = opened("chat")
-        with pytest.raises(ChannelError):  # noqa: PT012
-            client.send(message)  # fails when the server closes the connection before it has read all
+        with suppress(ChannelError):  # the server closes the connection before it has read all
+            client.send(message)
+        with pytest.raises(ChannelError):
             client.receive()
     assert opened("chat").run("count") == ("done", "5\n")
 
@@ -252,11 +267,19 @@ def test_a_broken_client_ends_only_its_own_prompt(opened: Callable[[str], Client
 # ---- the command, with a real server
 
 
-def command(environment: dict[str, str], *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "smqrt", "lua", *words],
-        input=text, capture_output=True, text=True, timeout=60, env=os.environ | environment,
-    )  # fmt: skip
+def command(*words: str, text: str = "") -> Result:
+    """Run `smqrt lua` in this process, as the imports of a new one take seconds on a loaded machine."""
+    return CliRunner().invoke(cli, ["lua", *words], input=text)
+
+
+@contextmanager
+def terminating(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill a process after a failure, since the exit of Popen waits for it."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
 
 
 @pytest.mark.servers
@@ -265,38 +288,38 @@ def test_the_command_with_a_server(tmp_path: Path, runtime_folder: Path, serve: 
     app.mkdir()
     (app / ".preload").write_text(PRELOAD)
     environment = {"XDG_RUNTIME_DIR": str(runtime_folder.parent)}
-    none = command(environment, "chat", "-e", "1")
-    assert (none.returncode, "set admin.lua_prompt = true" in none.stderr) == (1, True)
+    none = command("chat", "-e", "1")
+    assert (none.exit_code, "set admin.lua_prompt = true" in none.stderr) == (1, True)
     served = serve(app, env=environment | {"SMQRT_ADMIN__LUA_PROMPT": "true", "SMQRT_LUA_LOOP_S": "1"})
     assert served.port
-    done = command(environment, "-", "-e", "add(2), {1}")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n{\n  1\n}\n", "")
-    failed = command(environment, "-", "-e", "add()")
-    assert (failed.returncode, failed.stdout) == (1, "")
+    done = command("-", "-e", "add(2), {1}")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "7\n{\n  1\n}\n", "")
+    failed = command("-", "-e", "add()")
+    assert (failed.exit_code, failed.stdout) == (1, "")
     assert "attempt to perform arithmetic on a nil value (local 'n')" in failed.stderr
-    several = command(environment, "-", text="add(1)\nfor i = 1, 2 do\n print(i)\nend\n:help\n:what\nx = 1\nx\nif\n")
+    several = command("-", text="add(1)\nfor i = 1, 2 do\n print(i)\nend\n:help\n:what\nx = 1\nx\nif\n")
     assert several.stdout.startswith("8\n1\n2\nA line is Lua")
     assert several.stdout.endswith("1\n")
     assert several.stderr.splitlines() == [
         "no such command, or wrong arguments; :help lists the commands",
         "the input ends within a statement",
     ]
-    unknown = command(environment, "gone", "-e", "1")
+    unknown = command("gone", "-e", "1")
     assert unknown.stderr.startswith("Error: there is no application 'gone'")
-    endless = command(environment, "-", "-e", "while true do end")
-    assert endless.returncode == 1
+    endless = command("-", "-e", "while true do end")
+    assert endless.exit_code == 1
     assert "this ran for 1 s without yielding" in endless.stderr
-    assert command(environment, "-", "-e", "1").stdout == "1\n"  # the server goes on
+    assert command("-", "-e", "1").stdout == "1\n"  # the server goes on
     with subprocess.Popen(
         [sys.executable, "-m", "smqrt", "lua", "-"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment,
-    ) as interactive:  # fmt: skip
+    ) as interactive, terminating(interactive):  # fmt: skip
         assert interactive.stdin
         assert interactive.stdout
         interactive.stdin.write(":watch news\n")
         interactive.stdin.flush()
         served.wait_for("watches news")
-        command(environment, "-", "-e", "say('news', 1)")
+        command("-", "-e", "say('news', 1)")
         assert interactive.stdout.readline() == "news from 1: hello 1\n"
         interactive.send_signal(signal.SIGINT)  # ends the call, not the prompt
         interactive.stdin.write("print 'ready' wait()\n")
@@ -319,11 +342,9 @@ def test_each_worker_has_a_prompt(tmp_path: Path, runtime_folder: Path, serve: A
     pids = []
     for worker in ("0", "1"):
         served.wait_for(f"listening at .*-{worker}[.]sock")
-        done = command(
-            {"XDG_RUNTIME_DIR": str(runtime_folder.parent)}, "-", "--worker", worker, "-e", "own = 1 return own"
-        )
+        done = command("-", "--worker", worker, "-e", "own = 1 return own")
         assert (done.stdout, done.stderr) == ("1\n", "")
         pids.append(next(runtime_folder.glob(f"lua-*-{worker}.sock")).name.split("-")[1])
     assert pids == [str(served.process.pid)] * 2
-    missing = command({"XDG_RUNTIME_DIR": str(runtime_folder.parent)}, "-", "--worker", "2", "-e", "1")
+    missing = command("-", "--worker", "2", "-e", "1")
     assert "no running server of this user has a Lua prompt (worker 2)" in missing.stderr
