@@ -259,7 +259,7 @@ _TOPIC_COUNTERS = ("subscribers", "observers", "messages")
 def merged_topics(pages: Sequence[dict[str, Any]], limit: int, sort: str = "subscribers") -> dict[str, Any]:
     """Return one page of the topics of a hub; counters of several workers are added.
 
-    In the total, a topic counts once for each worker that has it, as in `merged_hubs`.
+    In the total, a topic that is on no page counts once for each worker that has it.
 
     Args:
         pages: a page of each worker, see `snapshots.topics`.
@@ -272,4 +272,5 @@ def merged_topics(pages: Sequence[dict[str, Any]], limit: int, sort: str = "subs
         for name in _TOPIC_COUNTERS:
             known[name] += topic[name]
     items = sorted(found.values(), key=lambda one: -int(one[sort]))
-    return {"items": items[:limit], "total": sum(page["total"] for page in pages)}
+    elsewhere = sum(page["total"] - len(page["items"]) for page in pages)
+    return {"items": items[:limit], "total": len(items) + elsewhere}

@@ -302,7 +302,7 @@ class Topics(_Stateless):
         if hub is None:
             return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
         everywhere = sum(one["topics"] for one in self._console.sample().hubs)
-        counts = {"total": hub["topics"], "everywhere": everywhere}
+        counts = {"total": hub["topics"], "everywhere": everywhere, "is_per_worker": len(hub["ids"]) > 1}
         return {"hubs": choices, "hub": hub["id"], **counts, **self._found.get(tuple(hub["ids"]))}
 
 

@@ -16,9 +16,9 @@ export function foreignName(text, attributes = {}) {
 export const address = row => h("span", {class: "mono"}, foreign(row.address));
 
 // A count of the chosen hub, and of all hubs if there are several.
-export const countOfHub = ({hubs, hub, total, everywhere}, word) => {
+export const countOfHub = ({hubs, hub, total, everywhere, is_per_worker: isPerWorker}, word) => {
     const name = hubs.find(({id}) => id === hub)?.name, counted = format.plural(total ?? 0, word);
-    return hubs.length > 1 ? `${counted} of ${name}, ${format.count(everywhere)} in all hubs` : counted;
+    return `${counted}${hubs.length > 1 ? ` of ${name}, ${format.count(everywhere)} in all hubs` : ""}${isPerWorker ? "; each worker counts its own" : ""}`;
 };
 
 // A selection of the hub; hidden with a single hub.
