@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import gevent
@@ -277,6 +278,49 @@ def test_a_broker_that_floods_with_pings_fills_no_queue(run):
         until_connected(device)
         assert device.next() is True
         assert 0 < gevent.get_hub().threadpool.apply(broker.wait_results, (1,))[0] <= 20000
+
+
+def test_random_bytes_do_not_end_the_client(run):
+    rnd = random.Random(41)
+    kinds = [3, 5, 7, 8, 11, 12, 13, 16, 18]
+    scripts = []
+    for _ in range(40):
+        packets = [bytes([rnd.choice(kinds)]) + rnd.randbytes(rnd.randrange(30)) for _ in range(20)]
+        scripts.append(rnd.choice([sends, sends_first])(b"".join(map(smq.frame, packets)) + rnd.randbytes(50)))
+    with ScriptedBroker(*scripts, stays_silent) as broker:
+        program = f"""
+smq = client({broker.url!r}, timeout=0.5, ping=0.1, pong=0.1)
+smq.reconnect_delay = 0.001
+smq.onclose = lambda reason, again: True
+smq.onmsg = lambda *values: None
+"""
+        device = run(START + program + RUN)
+        wait_until(lambda: broker.connections > 45, lambda: device.other)
+        assert not device.other, "callbacks do not fail, and nothing is raised"
+
+
+def test_close_waits_for_the_pong_of_its_own_ping(run):
+    def script(conversation: Conversation) -> None:
+        accept(conversation)
+        assert conversation.receive()[0] == smq.Type.PING  # after its time
+        conversation.send(published(b"close now"))
+        assert conversation.receive()[0] == smq.Type.PUBLISH
+        conversation.send(smq.PONG)
+        conversation.wait_closed()
+
+    with ScriptedBroker(script) as broker:
+        program = f"""
+smq = client({broker.url!r}, ping=0.1)
+smq.onmsg = lambda *values: received.append(values)
+received = []
+while not received:
+    smq.poll(1000)
+smq.publish("x", 1)
+show(smq.close(0.5))
+"""
+        device = run(START + program)
+        until_connected(device)
+        assert device.next() is False, "the Pong was that of the earlier Ping"
 
 
 def test_a_broker_that_does_not_answer(run):
