@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.clients.smq.connection import SmqClientOptions, SubscriptionOptions
 from smqrt.clients.smq.keywords import SmqClientKeywords, SubscriptionKeywords
+from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions
 from smqrt.settings.option_types import options_of
 from tests.conftest import REPOSITORY
 from tests.support.typed_examples import EXCLUDED, HELP, PARAMETERS, examples

@@ -11,10 +11,11 @@ from typing import Any
 import gevent
 from gevent.fileobject import FileObjectThread
 
+from smqrt.clients.micropython import smq
 from tests.support.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-CLIENT = REPOSITORY / "smqrt/clients/micropython"
+CLIENT = Path(smq.__file__).parent
 
 
 def find_micropython() -> str:

@@ -243,7 +243,7 @@ class SmqClient:
                 if topic == name and handler[1] and subtid is not None:
                     onack, handler[1] = handler[1], None
                     self._call(onack, bool(number and (subtid or not subtopic)), str(name, "utf-8"), number)
-        elif kind == _PONG and self._ponged is False:
-            self._ponged = True
-        if self.connected:
-            self._pinged, self._at = False, _after(self.ping)
+        elif kind == _PONG:
+            self._pinged, self._ponged = False, None if self._ponged is None else True
+        if self.connected and not self._pinged:
+            self._at = _after(self.ping)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
-import gevent
 import pytest
 import trustme
 
@@ -78,7 +78,7 @@ smq = client({broker.url!r}, queue_bytes=1000)
 accepted = [smq.publish("%d" % number + 68 * "x", 1) for number in range(20)]
 show(accepted.count(True))
 show(accepted[:10].count(True))
-show(smq.close())
+show(smq.close(15))
 show(smq.publish("x", 1))
 """
     device = run(START + program)
@@ -260,23 +260,58 @@ smq.onmsg = lambda data, ptid, tid, subtid: show([smq._topics.get(5), len(smq._t
         assert device.next() == [None, 2, 0], "only its own name and number"
 
 
-def test_a_broker_that_floods_with_pings_fills_no_queue(run):
-    def script(conversation: Conversation) -> int:
+def test_pings_of_a_broker_that_does_not_read_fill_no_queue(run):
+    with ScriptedBroker(sends(1000 * smq.frame(smq.PING) + smq.frame(published(b"end")))) as broker:
+        program = """
+smq._flush = lambda: None if smq.connected else SmqClient._flush(smq)  # a socket that takes nothing more
+smq.onmsg = lambda *values: show(len(smq._out))
+"""
+        device = run(START + f"smq = client({broker.url!r})" + program + RUN)
+        until_connected(device)
+        assert device.next() == 9
+
+
+def test_random_bytes_do_not_end_the_client(run):
+    rnd = random.Random(41)
+    kinds = [3, 5, 7, 8, 11, 12, 13, 16, 18]
+    scripts = []
+    for _ in range(40):
+        packets = [bytes([rnd.choice(kinds)]) + rnd.randbytes(rnd.randrange(30)) for _ in range(20)]
+        scripts.append(rnd.choice([sends, sends_first])(b"".join(map(smq.frame, packets)) + rnd.randbytes(50)))
+    with ScriptedBroker(*scripts, stays_silent) as broker:
+        program = f"""
+smq = client({broker.url!r}, timeout=0.5, ping=0.1, pong=0.1)
+smq.reconnect_delay = 0.001
+smq.onclose = lambda reason, again: True
+smq.onmsg = lambda *values: None
+"""
+        device = run(START + program + RUN)
+        wait_until(lambda: broker.connections > 45, lambda: device.other)
+        assert not device.other, "callbacks do not fail, and nothing is raised"
+
+
+def test_close_waits_for_the_pong_of_its_own_ping(run):
+    def script(conversation: Conversation) -> None:
         accept(conversation)
-        for _ in range(20):
-            conversation.raw(1000 * smq.frame(smq.PING))
-        conversation.send(published(b"end"))
-        answers = 0
-        while conversation.receive()[0] == smq.Type.PONG:
-            answers += 1
-        return answers
+        assert conversation.receive()[0] == smq.Type.PING  # after its time
+        conversation.send(published(b"close now"))
+        assert conversation.receive()[0] == smq.Type.PUBLISH
+        conversation.send(smq.PONG)
+        conversation.wait_closed()
 
     with ScriptedBroker(script) as broker:
-        program = "\nsmq.onmsg = lambda *values: show(smq.publish('done', 1))"
-        device = run(START + f"smq = client({broker.url!r})" + program + RUN, heap="64K")
+        program = f"""
+smq = client({broker.url!r}, ping=0.1)
+smq.onmsg = lambda *values: received.append(values)
+received = []
+while not received:
+    smq.poll(1000)
+smq.publish("x", 1)
+show(smq.close(0.5))
+"""
+        device = run(START + program)
         until_connected(device)
-        assert device.next() is True
-        assert 0 < gevent.get_hub().threadpool.apply(broker.wait_results, (1,))[0] <= 20000
+        assert device.next() is False, "the Pong was that of the earlier Ping"
 
 
 def test_a_broker_that_does_not_answer(run):
@@ -293,14 +328,17 @@ def test_delays_grow_and_are_random(run):
     with ScriptedBroker(lambda conversation: None) as broker:
         program = f"""
 import time
-smq = SmqClient({broker.url!r}, reconnect_delay=0.1, reconnect_delay_max=0.4)
-smq.onclose = lambda reason, again: show(time.ticks_diff(smq._at, time.ticks_ms()))
+smq = SmqClient({broker.url!r}, reconnect_delay=10, reconnect_delay_max=40)
+def on_close(reason, again):
+    show(time.ticks_diff(smq._at, time.ticks_ms()))
+    smq._at = time.ticks_ms()  # try again at once
+smq.onclose = on_close
 """
         device = run(START + program + RUN)
-        delays = [device.next() for _ in range(8)]
-    for delay, longest in zip(delays, [100, 200, *6 * [400]], strict=True):
-        assert longest / 2 - 20 <= delay <= longest
-    assert len(set(delays[3:])) > 1
+        delays = [device.next() / 1000 for _ in range(8)]
+    for delay_s, longest_s in zip(delays, [10, 20, *6 * [40]], strict=True):
+        assert longest_s / 2 - 2 <= delay_s <= longest_s
+    assert max(delays[2:]) - min(delays[2:]) > 0.1
 
 
 def test_onclose_decides(run):

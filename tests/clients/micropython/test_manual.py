@@ -7,6 +7,7 @@ import re
 import pytest
 import trustme
 
+from smqrt.clients.micropython.smq import SmqClient
 from tests.conftest import REPOSITORY
 from tests.support import pki
 from tests.support.waiting import wait_until
@@ -62,6 +63,13 @@ def test_the_program_with_tls(start_broker, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(program("secure", broker.url))
     assert wait_until(lambda: etids)
+
+
+def test_every_option_and_method_is_documented():
+    names = [name for name in vars(SmqClient) if not name.startswith("_")]
+    assert len(names) > 20
+    first_cells = " ".join(re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE))
+    assert [name for name in names if not re.search(rf"`{name}[`(]", first_cells)] == []
 
 
 # ---- memory

@@ -124,7 +124,7 @@ class Client:
         self.paused = None
 
     def disconnect(self, command):
-        self.smq.close(5)
+        self.smq.close(15)
         self.end()
 
     def close(self, command):
