@@ -40,7 +40,10 @@ BROKEN = "trace('loading')\nlocal shelf = {}\nshelf.door.lock = true\n"
 MENDED = "trace('all is well')\n"
 HOSTILE = b"<img src=x onerror=\"document.title='owned'\">\xe2\x80\xaegnp.exe\x1b[2J"
 OUTSIDE = """() => [document.documentElement, ...document.querySelectorAll("main *, td *")]
-    .filter(one => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".unseen, .chart, .lines"))
+    .filter(one => !one.closest(".unseen, .chart, .lines"))
+    .map(one => [one, one.closest(".section") ?? document.documentElement])
+    .filter(([one, around]) => one.getBoundingClientRect().right > around.getBoundingClientRect().right + 1)
+    .map(([one]) => one)
     .map(one => one.outerHTML.slice(0, 200))"""
 VIEWS = (
     "overview",

@@ -3,9 +3,10 @@
 import {foreign, h, section, setText} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
+import {breakable, foreignName} from "./parts.js";
 
 export function limits({live, place, ready, setSubtitle}) {
-    const used = limitTable("Limits in use"), unused = limitTable("Unused limits");
+    const used = limitTable("Limits in use", true), unused = limitTable("Unused limits", false);
     const note = h("p", {class: "note"}, "A client that reaches a limit is refused, with a reason where the protocol has one. “In use” is the fullest hub, address or worker.");
     const part = section("In use or reached"), summary = h("summary", {class: "section-head"});
     part.append(used.element, note);
@@ -32,23 +33,23 @@ function quantity(value, row) {
     return row.unit === "bytes" ? format.bytes(value) : format.count(value);
 }
 
-function limitTable(caption) {
+function limitTable(caption, isUsed) {
     return new Table({
         caption, key: row => row.name,
         none: ["No limit is in use", "No client is connected."],
         columns: [
             {label: "Limit", named: true, signature: row => [row.title, row.name, row.setting], cell: row => [
-                h("span", {}, row.title), h("span", {class: "second mono"}, row.name),
-                row.setting && h("span", {class: "second narrow"}, "Setting: ", h("code", {}, row.setting)),
+                h("span", {}, breakable(row.title)), h("span", {class: "second mono wide"}, row.name),
+                row.setting && h("span", {class: "second mono narrow"}, foreignName(row.setting)),
             ]},
-            {label: "In use", number: true, text: row => quantity(row.used, row), alert: isNearlyFull},
+            isUsed && {label: "In use", number: true, text: row => quantity(row.used, row), alert: isNearlyFull},
             {label: "Limit", number: true, text: row => quantity(row.bound, row)},
-            {label: "Reached", number: true, text: row => format.count(row.reached), alert: row => row.lately > 0},
-            {label: "Last", wide: true, signature: row => [row.last, row.last_at], cell: row => row.last_at
+            isUsed && {label: "Reached", number: true, text: row => format.count(row.reached), alert: row => row.lately > 0},
+            isUsed && {label: "Last", wide: true, signature: row => [row.last, row.last_at], cell: row => row.last_at
                 ? [h("span", {}, format.moment(Date.parse(row.last_at) / 1000)), h("span", {class: "second"}, foreign(row.last))]
                 : h("span", {class: "soft"}, NONE)},
             {label: "Setting", wide: true, cell: row => row.setting ? h("code", {}, row.setting) : h("span", {class: "soft"}, "none")},
-        ],
+        ].filter(Boolean),
     });
 }
 

@@ -5,12 +5,14 @@ import * as format from "../format.js";
 
 const SHOWN = 48;
 
+// A text that may break after separators.
+export const breakable = text => text.split(/(?<=[-/._:=])(?=.)/).flatMap((word, index) => index ? [h("wbr"), word] : [word]);
+
 // A name from a client: short in a table, complete in the tooltip. Long names break after separators, not within words.
 export function foreignName(text, attributes = {}) {
     if (!text) return h("span", {class: "soft"}, "(empty)");
     const isLong = text.length > SHOWN;
-    const words = (isLong ? `${text.slice(0, SHOWN)}…` : text).split(/(?<=[-/._:=])/);
-    return foreign(words.flatMap((word, index) => index ? [h("wbr"), word] : [word]), {...attributes, title: isLong ? text : undefined});
+    return foreign(breakable(isLong ? `${text.slice(0, SHOWN)}…` : text), {...attributes, title: isLong ? text : undefined});
 }
 
 export const address = row => h("span", {class: "mono"}, foreign(row.address));
