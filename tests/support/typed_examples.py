@@ -19,6 +19,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^# (\S+/\S+\.py)(, added at the end)?$")
 
 EXCLUDED = {
+    "asyncio/pieces": "imports FastAPI, which the tests do not install",
+    "devices/pieces": "programs for MicroPython",
     "duckdb/plant/now.py": "pyarrow has no annotations, and those of duckdb say that `sql` may return None",
     "mqtt-python/thermo/run.py": "`mqtt, err = connect()`, as in Lua: callbacks use a variable that may be None",
     "python-api/site/.preload.py": "imports the reader's Django site",
@@ -44,6 +46,8 @@ PARAMETERS = {
 }
 """Types of parameters without an annotation, by their names. Others are Any."""
 PARAMETERS_OF = {
+    "asyncio/aio/calculator.py": {"message": "_aio.Message"},
+    "asyncio/aio/sensor.py": {"message": "_aio.Message"},
     "mqtt-python/thermo/create.py": {"payload": "bytearray"},
     "python-api/live/.preload.py": {"message": "str | bytes"},
     "app_preload/telemetry/.preload.py": {"message": "dict[str, _typing.Any]"},
@@ -54,7 +58,7 @@ FRAMES = {"source", "publish", "table", "alert", "view", "stateful", "reference"
 PRELUDE = """
 import typing as _typing
 from pyspark.sql import DataFrame as _DataFrame
-from smqrt import app as _app, hub as _hub, mqtt as _mqtt
+from smqrt import aio as _aio, app as _app, hub as _hub, mqtt as _mqtt
 """
 
 _SPARK = "from pyspark.sql import SparkSession, functions as F\n\nspark = SparkSession.builder.getOrCreate()\n"
@@ -120,7 +124,7 @@ def _is_head(node: ast.stmt) -> bool:
 def _annotate(tree: ast.AST, parameters: dict[str, str]) -> None:
     """Add the annotations that functions lack."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         names = {ast.unparse(one.func) for one in node.decorator_list if isinstance(one, ast.Call)}
         other = "_DataFrame" if names & FRAMES else "_typing.Any"
