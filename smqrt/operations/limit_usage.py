@@ -30,6 +30,7 @@ TITLES = {
     "client_subscriptions": "subscriptions of a client",
     "cluster_filters": "filters of a node",
     "cluster_forged": "messages through NATS with an invalid signature",
+    "cluster_kept": "MQTT messages kept for lost nodes",
     "cluster_strangers": "cluster connections without a proof of the password",
     "connect_rate": "new connections per second",
     "connect_rate_per_address": "new connections per second of an address",
