@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import gevent
@@ -161,7 +162,8 @@ def test_several_queries_are_one_question_to_each_worker(make: Make) -> None:
 
     first = make(0)
     make(2, answers=answers).server.open()
-    parts: Any = None
+    bodies, vm = SimpleNamespace(held_bytes=0, limit_bytes=1), SimpleNamespace(memory_bytes=lambda: 0)
+    parts: Any = SimpleNamespace(http=SimpleNamespace(bodies=bodies), vm=vm)
     together = AllWorkers(parts, first)
     results = together.get_many(
         [(("limits",), {}), (("clusters",), {}), (("hubs", "2000001"), {}), (("hubs", "1000001"), {})]
@@ -177,3 +179,4 @@ def test_several_queries_are_one_question_to_each_worker(make: Make) -> None:
 
 
 LIMIT = {"name": "x", "rule": "", "setting": "", "reached": 7, "last": None, "last_at": None}
+LIMIT |= {"title": "x", "unit": "", "used": None, "bound": None}

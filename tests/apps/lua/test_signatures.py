@@ -80,6 +80,7 @@ for name in app.io:open "names":read "a":gmatch "[^\\n]+" do
   found[name] = {kind = is_callable and "function" or type(value), count = about.nparams, more = about.isvararg,
                  table = type(value) == "table"}
 end
+of.conn:shutdown() of.mtl:shutdown()
 local open = of.mqtt:disconnect(), of.smqclient:close(), of["sparkplug.node"]:close(), of.mqttbroker:close()
 print(ba.json.encode(found)) ?>"""
 

@@ -50,7 +50,7 @@ def test_tls_and_client_certificates(run, start_broker):
                 assert len((await anext(subscription)).data) == 60_000
         word, can_reconnect, text = await end_of(client(broker.url, tls=client_of(trustme.CA())))
         assert (word, can_reconnect) == ("sslnottrusted", False)
-        assert text.endswith("certificate not trusted: no trusted authority has signed the certificate")
+        assert "certificate not trusted: no trusted authority has signed the certificate" in text
         careless = client_of(trustme.CA())
         careless.add_identity(tls.identities[0])
         async with client(broker.url, tls=careless, verify=False) as smq:
