@@ -364,11 +364,9 @@ class ClusterRouting:
             topic.for_nodes().leads_away = True
             put = _rewriting(queue, tid, public) if public in state.local else queue.put
             return ForwardedRoute(None, [put], [queue], topic, state.broker.topic_table.traffic)
-        wanted, unnamed, to_groups = (
-            0,
-            0,
-            None,
-        )  # nodes that want the messages, but do not know the topic; see `MqttNodes.put`
+        # `unnamed` are nodes that want the messages, but do not know the topic; see `MqttNodes.put`.
+        wanted = unnamed = 0
+        to_groups: Put | None = None
         if topic is None:  # this hub does not have the name of the topic
             key, bits = None, state.interest.nodes_of_number(tid)
         else:
