@@ -189,8 +189,8 @@ def lua(app: str, code: str | None, worker: int, pid: int | None, path: Path | N
 
     \b
     Examples:
-      smqrt lua chat
-      smqrt lua chat -e 'ba.version()'
+      smqrt lua shop
+      smqrt lua shop -e 'ba.version()'
     """
     import gevent
 

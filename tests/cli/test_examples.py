@@ -56,7 +56,7 @@ EXAMPLES = list(examples(cli, "smqrt"))
 
 
 class World:
-    """A folder, a server with the hubs `chat` and `plant`, a mosquitto."""
+    """A folder, a server with the hubs `chat` and `plant` and an application in Lua, a mosquitto."""
 
     def __init__(self, folder: Path, mosquitto: Mosquitto) -> None:
         self.folder = folder
@@ -66,12 +66,14 @@ class World:
             (folder / name / "index.html").write_text(name)
         for name in ("chat", "plant"):
             (folder / name / ".preload.py").write_text(APPLICATION)
+        (folder / "shop").mkdir()
+        (folder / "shop" / ".preload").write_text("prices = {apple = 3}")
         (folder / "picture.jpg").write_bytes(bytes(range(256)))
         (folder / "log").write_text("one\ntwo\n")
         subprocess.run([sys.executable, "-m", "zipfile", "-c", "led.zip", "site"], cwd=folder, check=True)
         self.free = folder / "free"  # the same applications, which nobody serves yet
         shutil.copytree(folder, self.free)
-        self.served = Served(folder / "chat", folder / "plant")
+        self.served = Served(folder / "chat", folder / "plant", folder / "shop", "--admin-lua-prompt")
         self.env = os.environ | {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "SMQRT_PORT": "0",
