@@ -205,7 +205,7 @@ class FdChannel:
                     raise ChannelError(f"message too large: {text_bytes + blob_bytes} bytes")
                 self._fill(_HEAD.size + text_bytes + blob_bytes)
         except gevent.Timeout:
-            raise ChannelSilent(f"the other process sent nothing for {round(timeout_s, 1):g} s") from None
+            raise ChannelSilent(f"the other process sent nothing for {timeout_s:.3g} s") from None
         whole = memoryview(self._data)
         text = bytes(whole[_HEAD.size : _HEAD.size + text_bytes])
         blob = bytes(whole[_HEAD.size + text_bytes : _HEAD.size + text_bytes + blob_bytes])

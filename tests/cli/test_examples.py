@@ -88,6 +88,7 @@ class World:
         line = line.replace("localhost:9357", f"127.0.0.1:{self.served.port}").replace("//test:", "//127.0.0.1:")
         line = line.replace(":9357", f":{self.served.port}").replace("mqtt://localhost", f"mqtt://{self._broker}")
         line = line.replace("--tls-port 9443", "--tls-port 0")
+        line = line.replace("smqrt lua shop", f"smqrt lua shop --pid {self.served.process.pid}")  # among other tests
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         start = "exec " if line.startswith("smqrt") else ""
         cwd = self.free if line.startswith("smqrt serve") else self.folder
