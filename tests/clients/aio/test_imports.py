@@ -1,4 +1,4 @@
-"""What asyncio programs load: no gevent, and one sentence for those who take the other client."""
+"""Imports of asyncio programs: no gevent, and one sentence for those who take the other client."""
 
 from __future__ import annotations
 
