@@ -265,6 +265,9 @@ class ClusterMqtt(Protocol):
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """Send a batch to a node with a connected client of a shared subscription; return whether there is one."""
 
+    def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:
+        """Send a batch on, which another node has sent for a shared subscription that this hub does not have."""
+
 
 class ClusterHooks(Protocol):
     """Cluster membership of a broker, as the broker calls it."""

@@ -363,11 +363,27 @@ class MqttNodes:
         group = self.filters.group(text)
         return group is not None and self._send_to_group(group, name, batch, group.connected)
 
+    def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:
+        """See `ClusterMqtt`.
+
+        The batch does not circle: a node has announced that it has lost the clients before it sends the batch on. When
+        this process is killed before the number of the batch is saved, it gets the batch again, and the next node
+        ignores what it has.
+        """
+        if isinstance(batch, MqttBatch) and batch.arrived is not None:
+            self._streams.sent_on(batch, text)
+        group = self.filters.group(text)
+        bits = 0 if group is None else group.connected or group.offline
+        if group is not None and self._send_to_group(group, name, batch, bits):
+            return
+        if not self._keep_for_group(text, bits, name, batch):
+            self._broker.stats.drop(Drop.UNROUTED, count_messages(batch))
+
     def _send_to_group(self, group: RemoteGroup, name: bytes, batch: bytes, bits: int) -> bool:
         nodes = [node for node in self._nodes_with(bits) if not node.gone]
         public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
         group.turn += 1
-        if isinstance(batch, MqttBatch) and batch.origin & AGAIN:
+        if isinstance(batch, MqttBatch) and batch.origin & AGAIN and batch.arrived is None:
             first = next((one for one in self._state.remotes if prefix_of(one.identity) == batch.origin >> 64), None)
             if first is not None and first.bit & (group.connected | group.offline):
                 return True  # the first node has saved it for a client of its own
@@ -381,14 +397,20 @@ class MqttNodes:
             return True
         return False
 
-    def _keep_for_group(self, text: str, bits: int, name: bytes, batch: bytes) -> None:
-        """Keep a batch for a lost node with clients of a shared subscription, since no other node has any."""
+    def _keep_for_group(self, text: str, bits: int, name: bytes, batch: bytes) -> bool:
+        """Keep a batch for a lost node with clients of a shared subscription, since no other node has any.
+
+        Returns:
+            Whether there is such a node.
+        """
         known = self._lost.filters.group(text)
         lost = self._lost.left(bits) | (known.connected | known.offline if known is not None else 0)
         stream = next((one.stream for one in self._lost.of(lost) if one.stream is not None), None)
         if stream is not None and isinstance(batch, MqttBatch) and batch.qos:
             public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
             self._streams.put(stream, self._wired(name, batch, public, text), batch)
+            return True
+        return False
 
     # ---- messages of other nodes
 
@@ -419,19 +441,19 @@ class MqttNodes:
     def _deliver(self, node: RemoteNode, found: WireMessages, numbered: Numbered | None = None) -> None:
         broker, count = self._broker, smq.count_frames(found.frames)
         topic = self._wanted_topic(found.name)
-        if topic is None:
+        if (broker.devices if found.group else topic) is None:
             broker.stats.drop(Drop.UNROUTED, count)
             return
+        topic_id = topic.id if topic is not None else 0
         batch = self._unpacked(
-            found, wire.rewritten(found.frames, topic.id, int.from_bytes(found.frames[smq.PTID], "big"))
+            found, wire.rewritten(found.frames, topic_id, int.from_bytes(found.frames[smq.PTID], "big"))
         )
         if numbered is not None and isinstance(batch, MqttBatch):
             batch.origin, batch.arrived = numbered.origin & ~AGAIN, (numbered.stream, numbered.number)
-        if found.group:
-            if broker.devices is None:
-                broker.stats.drop(Drop.UNROUTED, count)
-            else:
-                broker.devices.put(batch)
+        if topic is None:
+            self.forward_to_group(found.group.decode("utf-8", "replace"), found.name, batch)
+        elif found.group:
+            broker.devices.put(batch)
         elif found.large is not None and isinstance(batch, MqttBatch):
             if broker.devices is not None:
                 large_messages.deliver(broker.devices, topic, batch)

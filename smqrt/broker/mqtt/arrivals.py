@@ -9,10 +9,16 @@ MAX_STREAMS = 1024
 """Streams, and hubs with messages, that are remembered; beyond, the one that was used least recently is forgotten."""
 MAX_KNOWN = 50_000
 """Messages with QoS 2 that are remembered, because a publisher may send them again after a crash of its node."""
-_START_SHIFT, _CLASS_SHIFT, _PREFIX_SHIFT = 40, 62, 64
-"""The id of a message has the prefix of a hub above 64 bits, a bit for QoS 2, and the number of a start above 40."""
+_START_SHIFT, _CLASS_SHIFT, _QOS_2_SHIFT, _PREFIX_SHIFT = 40, 61, 62, 64
+"""The id of a message has the prefix of a hub above 64 bits, bits for `AGAIN`, QoS 2 and `CHOSEN`, and the number of a
+start above 40.
+"""
 AGAIN = 1 << 63
 """The bit of ids of messages that are sent again, since the node that has received them was killed."""
+CHOSEN = 1 << _CLASS_SHIFT
+"""The bit of ids of messages that only one client of a shared subscription gets. So they are in no range of ids that a
+node has delivered.
+"""
 
 
 class KnownNode(NamedTuple):
@@ -27,7 +33,7 @@ def prefix_of(identity: bytes) -> int:
 
 
 def class_of(origin: int) -> int:
-    """Return the class of an id: its hub, and whether it has QoS 2. Messages with QoS 2 may be sent later."""
+    """Return the class of an id: its hub, and the bits above `CHOSEN`. Messages with QoS 2 may be sent later."""
     return origin >> _CLASS_SHIFT
 
 
@@ -74,7 +80,7 @@ class Arrivals:
         first = self.last_origin + 1
         self.last_origin += count
         start = self.start & (1 << _CLASS_SHIFT - _START_SHIFT) - 1
-        return self.origin_of((qos == 2) << _CLASS_SHIFT | start << _START_SHIFT | first)
+        return self.origin_of((qos == 2) << _QOS_2_SHIFT | start << _START_SHIFT | first)
 
     def origin_of(self, position: int) -> int:
         """Return the id of a message of this hub from its lower 64 bits, which are in the `persist` file."""
@@ -88,6 +94,11 @@ class Arrivals:
         """Remember ids of messages with QoS 2 that this hub has got, perhaps for a shared subscription."""
         for one in origins:
             _set_bounded(self._known, hash((one, group)), None, MAX_KNOWN)
+
+    def forget(self, origins: Iterable[int], group: bytes) -> None:
+        """Forget ids of messages for a shared subscription that are sent on: they may come back."""
+        for one in origins:
+            self._known.pop(hash((one, group)), None)
 
     def knows(self, origin: int, group: bytes = b"") -> bool:
         """Return whether this hub has got the message with QoS 2 with an id, see `know`."""

@@ -377,7 +377,11 @@ class Devices(DeliveryQueue):
         elif topic.name is None:
             self._send_to_one(topic, batch)
             yield
-        elif (found := self.by_topic.get(topic)) is not None:
+        elif (found := self.by_topic.get(topic)) is None:
+            if isinstance(batch, ArrivedBatch) and batch.group:
+                self._forward(batch.group, topic.name, batch)
+            yield
+        else:
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
             if isinstance(batch, MqttBatch) and batch.qos:
                 if self.ledger is not None and found.is_saved:
@@ -452,8 +456,17 @@ class Devices(DeliveryQueue):
             for one in chosen:
                 one.device.deliver(run, one)
                 yield
-        if group != "" and groups:
+        if group and all(one.text != group for one in groups):
+            self._forward(group, run.name, batch)
+        elif group != "" and groups:
             yield from self._deliver_shared(run, groups, group, may_read)
+
+    def _forward(self, group: str, name: bytes, batch: bytes) -> None:
+        """Send messages for a shared subscription on, whose clients have left while the messages were on the way."""
+        if self.broker.cluster is not None:
+            self.broker.cluster.mqtt.forward_to_group(group, name, batch)
+        else:
+            self.broker.stats.drop(Drop.UNROUTED, self._count(batch))
 
     def _deliver_shared(
         self, run: Run, groups: Iterable[Group], wanted: str | None, may_read: Callable[[Device], bool]
@@ -465,19 +478,19 @@ class Devices(DeliveryQueue):
                 yield
                 continue
             if (
-                wanted is None
-                and cluster is not None
+                cluster is not None
                 and not group.is_connected
                 and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
             ):
                 continue
             is_divided = may_read is _any_device and group.is_connected and run.count > 1
-            for device, frames in group.divide(run.frames) if is_divided else ():
+            frames = run.frames if is_divided else []
+            for device, some in group.divide(run.count) if is_divided else ():
                 options = group.members.get(device) if device in group.connected else None
                 # A member may have left meanwhile.
                 chosen = delivery(device, [options]) if options else (yield from group.choose(may_read))
                 if chosen is not None:
-                    chosen.device.deliver(run.part(frames), chosen, True)
+                    chosen.device.deliver(run.part(frames, some), chosen, True)
                 yield
             has_ids = isinstance(run.batch, MqttBatch) and run.batch.origin != 0
             for part in () if is_divided else run.singles() if run.count > 1 or has_ids else (run,):

@@ -107,20 +107,19 @@ class Group:
         else:
             self.connected.pop(device, None)
 
-    def divide(self, frames: list[bytes]) -> list[tuple[Device, bytes]]:
+    def divide(self, messages: int) -> list[tuple[Device, slice]]:
         """Divide messages between the connected members, of which there is one at least, in turn as `choose` does.
 
         Args:
-            frames: the messages.
+            messages: the number of messages.
 
         Returns:
             Members and their messages.
         """
         devices = list(self.connected)
         first, count = self._next % len(devices), len(devices)
-        self._next = (first + len(frames) - 1) % count + 1
-        parts = min(count, len(frames))
-        return [(devices[(first + at) % count], b"".join(frames[at::count])) for at in range(parts)]
+        self._next = (first + messages - 1) % count + 1
+        return [(devices[(first + at) % count], slice(at, None, count)) for at in range(min(count, messages))]
 
     def choose(self, may_read: Callable[[Device], bool]) -> Generator[None, None, Delivery | None]:
         """Return the next member that is connected; without one, the next member whose session is kept. In portions.

@@ -6,11 +6,13 @@ batch as attributes (`MqttBatch`). For MQTT subscribers, a batch is encoded once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from math import ceil
 from struct import Struct, iter_unpack
 from typing import TYPE_CHECKING, Protocol
 
+from smqrt.broker.mqtt.arrivals import CHOSEN
 from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
 from smqrt.wire.mqtt.fields import varint
@@ -263,6 +265,7 @@ class Run:
         "_messages",
         "_numbered",
         "_numbers",
+        "_origins",
         "_packets",
         "_payloads",
         "_properties",
@@ -304,6 +307,7 @@ class Run:
         self._messages: dict[tuple[int, bool, bytes], list[Message]] | None = None
         self._numbered: dict[tuple[int, int, bool, bytes], tuple[dict[int, Message], bytes]] | None = None
         self._numbers: range | None = None
+        self._origins: Iterable[int] | None = None
         self._payloads: list[tuple[bytes, bytes]] | None = None
         self._size_bytes = -1
 
@@ -323,12 +327,12 @@ class Run:
         if size == len(batch):
             properties = known if known is not None else self._encoder.properties_of(batch)
             return [(batch[smq.PUBLISH_HEADER_BYTES :], properties)]
-        count, rest = divmod(len(batch), size)
+        frames, rest = divmod(len(batch), size)
         if (
             known is not None
             and not rest
-            and batch[::size] == batch[:1] * count
-            and batch[1::size] == batch[1:2] * count
+            and batch[::size] == batch[:1] * frames
+            and batch[1::size] == batch[1:2] * frames
         ):
             fields = iter_unpack(f"{smq.PUBLISH_HEADER_BYTES}x{size - smq.PUBLISH_HEADER_BYTES}s", batch)
             return [(payload, known) for (payload,) in fields]  # all frames have one length
@@ -360,21 +364,26 @@ class Run:
         """The Publish frames; the one of a message that does not fit a frame has no payload."""
         return list(smq.frames(self.batch))
 
-    def part(self, frames: bytes) -> Run:
-        """Return some of the messages for one client, without their ids in a cluster.
+    def part(self, frames: list[bytes], which: slice) -> Run:
+        """Return some of the messages, which only one client of a shared subscription gets.
 
         Args:
-            frames: their Publish frames.
+            frames: the Publish frames of all messages.
+            which: the messages.
         """
-        batch = self.batch.like(frames) if isinstance(self.batch, MqttBatch) else frames
-        if isinstance(batch, MqttBatch):
-            batch.origin = 0
-        return Run(self.name, self.key, batch, self.qos, self._encoder, self.now_s)
+        some, batch = b"".join(frames[which]), self.batch
+        if not isinstance(batch, MqttBatch):
+            return Run(self.name, self.key, some, self.qos, self._encoder, self.now_s)
+        run = Run(self.name, self.key, batch.like(some), self.qos, self._encoder, self.now_s)
+        if batch.origin:
+            run._origins = range(batch.origin | CHOSEN, (batch.origin | CHOSEN) + len(frames))[which]
+        return run
 
     def singles(self) -> Iterator[Run]:
         """Return a run for each message; see `part`."""
-        for frame in smq.frames(self.batch):
-            yield self.part(frame)
+        frames = self.frames
+        for at in range(len(frames)):
+            yield self.part(frames, slice(at, at + 1))
 
     @property
     def is_single(self) -> bool:
@@ -431,9 +440,9 @@ class Run:
             return self._properties
         batch = self.batch
         size = batch[0] << 8 | batch[1]
-        count, rest = divmod(len(batch), size)
+        frames, rest = divmod(len(batch), size)
         # Frames of the same length and sub-topic: a slice compares one byte of all frames at once.
-        if rest or not all(batch[at::size] == batch[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
+        if rest or not all(batch[at::size] == batch[at : at + 1] * frames for at in (0, 1, 11, 12, 13, 14)):
             return None
         return self._encoder.properties_of(batch[:size])
 
@@ -492,7 +501,6 @@ class Run:
                 for payload, properties in self.payloads
             ]
             origin = self.batch.origin if isinstance(self.batch, MqttBatch) else 0
-            if origin:
-                for at, message in enumerate(found):
-                    message.origin = origin + at
+            for message, one in zip(found, self._origins or count(origin), strict=False) if origin else ():
+                message.origin = one
         return found
