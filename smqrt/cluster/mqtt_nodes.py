@@ -366,12 +366,12 @@ class MqttNodes:
     def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:
         """See `ClusterMqtt`.
 
-        The batch does not circle: a node has announced that it has lost the clients before it sends the batch on. When
-        this process is killed before the number of the batch is saved, it gets the batch again, and the next node
-        ignores what it has.
+        The batch does not circle: a node has announced that it has lost the clients before it sends the batch on. With
+        `persist`, its number in the stream is saved before a batch with QoS 2 is sent on, and after one with QoS 1.
         """
-        if isinstance(batch, MqttBatch) and batch.arrived is not None:
-            self._streams.sent_on(batch, text)
+        devices = self._broker.devices
+        if devices.ledger is not None and isinstance(batch, MqttBatch) and batch.arrived is not None:
+            devices.ledger.touch(batch.arrived)
         group = self.filters.group(text)
         bits = 0 if group is None else group.connected or group.offline
         if group is not None and self._send_to_group(group, name, batch, bits):
@@ -383,7 +383,7 @@ class MqttNodes:
         nodes = [node for node in self._nodes_with(bits) if not node.gone]
         public = self._state.public_etid(int.from_bytes(batch[smq.PTID], "big"))
         group.turn += 1
-        if isinstance(batch, MqttBatch) and batch.origin & AGAIN and batch.arrived is None:
+        if isinstance(batch, MqttBatch) and batch.origin & AGAIN:
             first = next((one for one in self._state.remotes if prefix_of(one.identity) == batch.origin >> 64), None)
             if first is not None and first.bit & (group.connected | group.offline):
                 return True  # the first node has saved it for a client of its own

@@ -402,19 +402,10 @@ class MqttStreams:
             else:
                 stream.put(messages, origin, expires_s)
 
-        if batch.qos == 2 and ledger is not None and ledger.waits and batch.arrived is None:
+        if batch.qos == 2 and ledger is not None and ledger.waits:
             ledger.forward(batch, send)
         else:
             send()
-
-    def sent_on(self, batch: MqttBatch, group: str) -> None:
-        """Note that messages for a shared subscription, which have arrived here, are sent on."""
-        devices = self._state.broker.devices
-        if batch.qos == 2 and batch.origin:
-            devices.arrivals.forget(range(batch.origin, batch.origin + smq.count_frames(batch)), group.encode())
-            batch.origin |= AGAIN
-        if devices.ledger is not None:
-            devices.ledger.touch(batch.arrived)
 
     def origin_of(self, batch: MqttBatch) -> int:
         """Return the id of the first message of a batch, which gets one if it has none."""

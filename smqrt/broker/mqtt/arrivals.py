@@ -95,11 +95,6 @@ class Arrivals:
         for one in origins:
             _set_bounded(self._known, hash((one, group)), None, MAX_KNOWN)
 
-    def forget(self, origins: Iterable[int], group: bytes) -> None:
-        """Forget ids of messages for a shared subscription that are sent on: they may come back."""
-        for one in origins:
-            self._known.pop(hash((one, group)), None)
-
     def knows(self, origin: int, group: bytes = b"") -> bool:
         """Return whether this hub has got the message with QoS 2 with an id, see `know`."""
         return hash((origin, group)) in self._known
