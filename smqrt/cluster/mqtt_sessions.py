@@ -382,7 +382,10 @@ class SessionMoves:
 
     def _finish(self, move: _Move, chosen: RemoteNode | None) -> None:
         for _, node, _ in move.found:
-            self._send(node, "done", id=move.client_id, late=node is chosen)
+            if node is not chosen:
+                self._send(node, "done", id=move.client_id, late=False)
+        if chosen is not None:  # it keeps the session until the file here has it
+            self._streams.when_saved(lambda: self._send(chosen, "done", id=move.client_id, late=True))
         move.result.resolve(not move.is_denied)
 
     def _see(self, device: Device, known: Ranges, ids: Iterable[int]) -> SeenIds:

@@ -493,22 +493,27 @@ class MqttStreams:
     def _acknowledge_all(self) -> Iterator[None]:
         """Acknowledge what has arrived in a turn, once it is delivered and saved."""
         unacknowledged, self._unacknowledged = self._unacknowledged, {}
-        devices, arrivals = self._state.broker.devices, self._arrivals
+        arrivals = self._arrivals
         numbers = {} if arrivals is None else arrivals.numbers
         answers = [
             (node, cluster_mqtt.position(LinkType.ARRIVED, stream, numbers.get(stream, 0)))
             for node, stream in unacknowledged
         ]
+        self.when_saved(lambda: _send(answers))
+        yield
+
+    def when_saved(self, call: Callable[[], object]) -> None:
+        """Call a function when the sessions have what has arrived until now, and with `persist` the file."""
+        devices = self._state.broker.devices
         ledger = devices.ledger if devices is not None else None
         if ledger is not None and ledger.waits:
-            ledger.barrier().answers.append((_Answer(lambda: _send(answers)), b""))
+            ledger.barrier().answers.append((_Answer(call), b""))
         elif devices is not None and devices.is_behind:
             mark = Acknowledgement()
-            mark.send = lambda: _send(answers)
+            mark.send = call
             devices.put(mark)
         else:
-            _send(answers)
-        yield
+            call()
 
 
 def _send(answers: Iterable[tuple[RemoteNode, bytes]]) -> None:

@@ -149,3 +149,22 @@ def test_connect_waits_for_a_bounded_time() -> None:
     cluster.write(0)
     later.settle()
     assert later.is_kept is False, "the node has been lost for too long"
+
+
+def test_a_session_that_a_killed_node_has_not_saved_stays_at_the_former_one() -> None:
+    cluster = with_reader(1)
+    cluster.publish(0, b"a", b"1", qos=2)
+    cluster.write(0)
+    cluster.write(1)
+    device = Device(cluster, 0, "reader", qos=2)
+    assert [one.payload for one in cluster.members[1].sessions._leaving["reader"].handed] == [b"1"]
+    cluster.kill(0)
+    assert device.is_kept is None
+    cluster.start(0)
+    again = Device(cluster, 0, "reader", qos=2)
+    cluster.write(1)
+    cluster.write(0)
+    assert again.take() == [b"1"]
+    assert again.is_kept
+    cluster.hubs[1].tick(30)
+    assert "reader" not in cluster.hubs[1].devices.sessions
