@@ -54,6 +54,7 @@ class MqttNodes:
     Attributes:
         filters: the filters of other nodes.
         retained_changed, take_session, session_connected: see `ClusterMqtt`.
+        on_session_message: called with a message of another node for one session.
     """
 
     def __init__(self, state: ClusterState, migration: HubMigration, lost: AbsentNodes, streams: MqttStreams) -> None:
@@ -62,6 +63,7 @@ class MqttNodes:
         self.retained_changed: Callable[[bytes], object] = lambda name: None
         self.take_session: TakeSession = lambda client_id, user, is_clean: True
         self.session_connected: Callable[[Device], object] = lambda device: None
+        self.on_session_message: Callable[[Numbered], object] = lambda found: None
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""
         self._changed: dict[str, None] = {}
@@ -435,7 +437,11 @@ class MqttNodes:
     def on_numbered(self, node: RemoteNode, packet: bytes) -> None:
         """Process a Streamed packet: messages that have arrived before are ignored."""
         found = cluster_mqtt.parse_numbered(self.body(node, packet[3:]))
-        if self._streams.takes(node, found):
+        if not self._streams.takes(node, found):
+            return
+        if found.messages.session:
+            self.on_session_message(found)
+        else:
             self._deliver(node, found.messages, found)
 
     def _deliver(self, node: RemoteNode, found: WireMessages, numbered: Numbered | None = None) -> None:

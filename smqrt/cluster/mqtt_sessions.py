@@ -4,7 +4,7 @@
                                  ◀─ answer ─ node A, with the record of the session
                           node B subscribes, and accepts the client
                                  ── done ──▶ node A, which ends the session
-                                 ◀─ late ─── with the messages that have arrived since
+                                 ◀─ late ─── with the messages that have arrived since, numbered as in `mqtt_streams`
 
 A CONNECT waits for a node that was lost a moment ago, and may have its session. A node that does not answer in time is
 skipped. When it learns that the client is connected elsewhere, it ends its session, and sends the messages in it to the
@@ -19,25 +19,29 @@ from __future__ import annotations
 import json
 import logging
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.arrivals import class_of, prefix_of
+from smqrt.broker.mqtt.arrivals import CHOSEN, class_of, prefix_of
 from smqrt.broker.mqtt.client_ids import UID_PREFIX, uid_of
 from smqrt.broker.mqtt.device import NEVER_S, Device
 from smqrt.broker.mqtt.filters import Options
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, Message
+from smqrt.broker.mqtt.messages import MESSAGE_BYTES, NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.records import restore_session, session_record
 from smqrt.broker.outbox import Drop, run_at_once, run_in_background
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes
-from smqrt.cluster.mqtt_nodes import MqttNodes
-from smqrt.cluster.mqtt_streams import Acknowledgement, MqttStreams
+from smqrt.cluster.mqtt_nodes import MqttNodes, expires_s_of
+from smqrt.cluster.mqtt_streams import Acknowledgement, MessageStream, MqttStreams
 from smqrt.cluster.remote_node import Phantom, RemoteNode
 from smqrt.cluster.routing import TIMER_TOLERANCE_S, paced
+from smqrt.cluster.seen_ids import LateIds, Ranges, SeenIds
 from smqrt.cluster.state import ClusterState
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.wire import cluster_mqtt
+from smqrt.wire import cluster_mqtt, smq
+from smqrt.wire.cluster_mqtt import Numbered
 from smqrt.wire.cluster_packets import LinkType
 
 log = logging.getLogger("smqrt")
@@ -51,9 +55,6 @@ TRANSIT_S = 1.0
 """Time from the subscription at the new node until no messages are on their way to the former one."""
 LATE_S = 0.1
 """Time between two portions of messages that arrive at the former node of a session."""
-MAX_RANGES = 16
-MAX_IDS = 100_000
-"""Ids of messages that a session remembers while older ones may follow."""
 LEAVING_S = 10.0
 """The maximum time for which a session that was handed over receives messages for the other node."""
 MAX_UNSURE = 10_000
@@ -85,76 +86,13 @@ class _Move:
         self.result: Deferred[bool] = Deferred()
 
 
-Ranges = dict[int, list[tuple[int, int]]]
-"""Ids of messages by class, see `class_of`: above the first id and up to the second one of each pair."""
+def _messages(device: Device) -> list[Message]:
+    """Return the messages in flight and those that wait in a session."""
+    return [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
 
 
-class SeenIds:
-    """The messages that a session has got, which began or moved while another node may have messages for it.
-
-    Args:
-        known: what the session has got at former nodes.
-        base: what this node had delivered before the session was here, see `Arrivals.delivered`.
-    """
-
-    def __init__(self, known: Ranges, base: dict[int, int]) -> None:
-        self._known, self._base = known, dict(base)
-        self._ids: dict[int, None] = {}
-
-    def takes(self, origin: int) -> bool:
-        """Return whether a message is new, and remember it."""
-        return not (origin and _covers(self._known, origin)) and self.is_new(origin)
-
-    def takes_late(self, origin: int, is_rest: bool) -> bool:
-        """Return whether a message of another node is new, and remember it.
-
-        Args:
-            origin: its id.
-            is_rest: whether it has waited in the session when the session was handed over.
-        """
-        return (is_rest or not _covers(self._known, origin, 1)) and self.is_new(origin)
-
-    def is_new(self, origin: int) -> bool:
-        """Return whether the session has not got a message here, and remember it."""
-        if not origin:
-            return True
-        if origin in self._ids:
-            return False
-        self._ids[origin] = None
-        if len(self._ids) > MAX_IDS:
-            del self._ids[next(iter(self._ids))]
-        return True
-
-    def known(self, delivered: dict[int, int]) -> tuple[Ranges, list[int]]:
-        """Return what the session has got, for its next node, and ids that are not in these ranges.
-
-        Args:
-            delivered: what this node has delivered, see `Arrivals.delivered`.
-        """
-        found = {key: list(ranges) for key, ranges in self._known.items()}
-        for key, last in delivered.items():
-            found[key] = [*found.get(key, ()), (self._base.get(key, 0), last)][-MAX_RANGES:]
-        return found, [one for one in self._ids if not _covers(found, one)]
-
-
-def _covers(known: Ranges, origin: int, lowest: int = 0) -> bool:
-    """Return whether an id is in one of the ranges that begin at `lowest` or above."""
-    return any(lowest <= low < origin <= high for low, high in known.get(class_of(origin), ()))
-
-
-class LateIds:
-    """The messages that the former node of a session still takes: not those of nodes that know its new node.
-
-    Attributes:
-        known: the prefixes of the ids of such nodes.
-    """
-
-    def __init__(self) -> None:
-        self.known: set[int] = set()
-
-    def takes(self, origin: int) -> bool:
-        """Return whether the message is one of these."""
-        return bool(origin) and origin >> 64 not in self.known
+def _malformed(error: Exception) -> ProtocolError:
+    return ProtocolError(CloseReason.UNKNOWN_PACKET, f"a session of another node is malformed: {error!r}")
 
 
 class _Leaving:
@@ -162,15 +100,19 @@ class _Leaving:
 
     Attributes:
         node: its new node.
+        stream: the messages to this node; None for one of an older release.
         device: the session here.
         handed: the messages that were handed over, until the node has confirmed them.
         is_done: whether the node has confirmed.
+        groups: the shared subscriptions that it has left here since then.
         until_s: when it ends here.
     """
 
     def __init__(self, node: RemoteNode, device: Device, handed: list[Message], until_s: float) -> None:
         self.node, self.device, self.handed, self.until_s = node, device, handed, until_s
+        self.stream = node.stream if node.send_queue.version >= cluster_mqtt.SESSION_VERSION else None
         self.is_done = False
+        self.groups: dict[str, Options] = {}
 
 
 class SessionMoves:
@@ -217,9 +159,7 @@ class SessionMoves:
             found = json.loads(body, object_hook=lambda one: b64decode(one["bytes"]) if "bytes" in one else one)
             self._handlers[found["kind"]](node, found)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ProtocolError(
-                CloseReason.UNKNOWN_PACKET, f"a session of another node is malformed: {error!r}"
-            ) from None
+            raise _malformed(error) from None
 
     # ---- the node to which the client connects
 
@@ -340,13 +280,16 @@ class SessionMoves:
         own = devices.sessions.get(move.client_id) if devices is not None else None
         youngest = min(move.found, key=lambda one: one[0], default=None)
         if youngest is None or devices is None or move.is_denied or (own and self._age_s(own) <= youngest[0]):
+            if own is not None and move.found and own.origins is None:  # messages of the older sessions follow
+                self._see(own, {}, [one.origin for one in _messages(own)])
             self._finish(move, None)
             return
         rest = list[Message]()
         if own is not None:
             own.will = None
             leaving = self._leaving.pop(move.client_id, None)
-            rest = list(own.waiting) if leaving is not None and leaving.device is own else []
+            is_leaving = leaving is not None and leaving.device is own
+            rest = [one for one in _messages(own) if is_leaving or one.origin & CHOSEN]
             devices.end(own)
         run_at_once(self._restore(move, youngest[1], youngest[2], rest), self._state.broker.clock)
 
@@ -363,13 +306,11 @@ class SessionMoves:
             for low, high in answer.get("known", ()):
                 known.setdefault(class_of(int(high)), []).append((int(low), int(high)))
             ids = list(map(int, answer.get("ids", ())))
-            restored = [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
-            for one, origin in zip(restored, ids, strict=False):
+            for one, origin in zip(_messages(device), ids, strict=False):
                 one.origin = origin
             seen = self._see(device, known, [*ids, *map(int, answer.get("more_ids", ()))])
-            for message in (*device.waiting, *device.in_flight.values()):
-                if message is not None:
-                    message.expires_s += answer["left_s"]
+            for message in _messages(device):
+                message.expires_s += answer["left_s"]
             device.ends_s = NO_EXPIRY_S if device.expiry_s == NEVER_S else broker.clock() + device.expiry_s
             for text, *options in subscriptions:
                 yield from devices.subscribe(device, text, Options(*options))
@@ -417,28 +358,61 @@ class SessionMoves:
         if leaving is not None and leaving.device is device:
             device.origins = None
             del self._leaving[device.client_id]
+            for text, options in leaving.groups.items():
+                run_at_once(device.devices.subscribe(device, text, options), self._state.broker.clock)
         if device.origins is None and device.client_id in self._unsure:
             self._see(device, {}, ())
 
     def _on_late(self, node: RemoteNode, packet: Json) -> None:
+        """Process messages of a node of an older release for a session that has moved."""
+        now_s = self._state.broker.clock()
+        for name, payload, qos, retain, properties, left_s, identifiers, *origin in packet["messages"]:
+            expires_s = NO_EXPIRY_S if left_s is None else now_s + left_s
+            message = Message(name, payload, qos, retain, properties, expires_s, identifiers)
+            message.origin = int(origin[0]) if origin else 0  # even older versions have none
+            self._follow(packet, message)
+
+    def on_message(self, found: Numbered) -> None:
+        """Process a message of another node for a session that has moved.
+
+        Raises:
+            ProtocolError: its description is malformed.
+        """
+        sent, payload = found.messages, found.messages.frames[smq.PUBLISH_HEADER_BYTES :]
+        payload = payload if sent.large is None else sent.large
+        expires_s = expires_s_of(sent.left_ms, self._state.broker.clock())
+        try:
+            packet = json.loads(sent.session)
+            identifiers = bytes.fromhex(packet["identifiers"])
+            message = Message(sent.name, payload, sent.qos, sent.retain, sent.properties, expires_s, identifiers)
+            message.origin = found.origin
+            self._follow(packet, message)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise _malformed(error) from None
+        devices = self._state.broker.devices
+        if devices.ledger is not None:
+            devices.ledger.touch((found.stream, found.number))
+
+    def _follow(self, packet: Json, message: Message) -> None:
+        """Add a message that has arrived at another node to a session here, if it is new.
+
+        Args:
+            packet: `id`: the client id; `is_other`, `user`: whether it was another session of this user that has ended;
+                `rest`: whether the message has waited when the session was handed over.
+            message: the message.
+        """
         broker = self._state.broker
         devices = broker.devices
         device = devices.sessions.get(packet["id"]) if devices is not None else None
-        is_other = bool(packet.get("is_other"))
         seen = device.origins if device is not None and isinstance(device.origins, SeenIds) else None
-        if is_other and device is not None:
+        if packet.get("is_other") and device is not None:
             is_expected = seen is not None or device.client_id in self._unsure
-            if not is_expected or device.user != packet["user"]:
+            if not is_expected or device.user != packet["user"] or not device.may_get(message.name):
                 device = None
-        for name, payload, qos, retain, properties, left_s, identifiers, *origin in packet["messages"]:
-            if device is None or (is_other and not device.may_get(name)):
-                broker.stats.drop(Drop.UNROUTED, 1)
-                continue
-            expires_s = NO_EXPIRY_S if left_s is None else broker.clock() + left_s
-            message = Message(name, payload, qos, retain, properties, expires_s, identifiers)
-            message.origin = int(origin[0]) if origin else 0  # older versions have none
-            if seen is None or seen.takes_late(message.origin, bool(packet.get("rest"))):
-                device.enqueue(message)
+        if device is None:
+            broker.stats.drop(Drop.UNROUTED, 1)
+        elif seen is None or seen.takes_late(message.origin, bool(packet.get("rest"))):
+            device.enqueue(message)
 
     # ---- the node that has the session
 
@@ -519,20 +493,33 @@ class SessionMoves:
         leaving = self._leaving.get(packet["id"])
         if leaving is None or leaving.node is not node or leaving.is_done:
             return
-        leaving.is_done, leaving.handed = True, []
+        handed, leaving.handed, leaving.is_done = leaving.handed, [], True
         device = leaving.device
         if packet["late"]:
-            run_at_once(paced(node, self._send_late(leaving)), self._state.broker.clock)
-        elif device.client is None:
+            self._send_late(leaving)
+        elif device.client is None:  # another session is younger; messages for one client of a group are only here
+            messages = [one for one in (*handed, *_messages(device)) if one.origin & CHOSEN]
             self._end(device.client_id, leaving)
+            self._send_other(node, device, messages)
 
-    def _send_late(self, leaving: _Leaving) -> Iterator[None]:
+    def _send_late(self, leaving: _Leaving) -> None:
+        run_at_once(self._paced(leaving, self._send_rest(leaving)), self._state.broker.clock)
+
+    def _paced(self, leaving: _Leaving, steps: Iterator[None]) -> Iterator[None]:
+        return paced(leaving.node, steps) if leaving.stream is None else steps
+
+    def _send_rest(self, leaving: _Leaving) -> Iterator[None]:
         """Send the messages that wait in a session to its new node, in portions.
 
         The session takes messages of lost nodes for a while, since they know only now that it has moved.
         """
         device = leaving.device
         yield from self._send_waiting(leaving, is_rest=True)
+        if self._leaving.get(device.client_id) is not leaving or device.client is not None:
+            return
+        if device.waiting:  # more than the link takes now
+            self._state.broker.call_later(LATE_S, lambda: self._send_late(leaving))
+            return
         is_old = leaving.node.send_queue.version < cluster_mqtt.STREAM_VERSION
         if is_old or not (self.transit_s or self._misses_others):
             self._end(device.client_id, leaving)
@@ -541,6 +528,10 @@ class SessionMoves:
         device.expiry_s = 0  # not saved any more: after a crash, its client would get these messages twice
         devices = self._state.broker.devices
         devices.session_changed(device)
+        leaving.groups = {text: one for text, one in device.subscriptions.items() if text.startswith("$share/")}
+        for text in leaving.groups:
+            devices.unsubscribe(device, text)  # the new node has subscribed, and gets what still arrives here
+            yield
         if devices.ledger is not None:
             devices.ledger.wake()
         self._state.broker.call_later(self.transit_s, lambda: self._narrow(leaving))
@@ -559,8 +550,7 @@ class SessionMoves:
             leaving.device.origins.known.update(prefix_of(node.identity) for node in answering)
 
     def _end_after_messages(self, leaving: _Leaving) -> Iterator[None]:
-        if not leaving.node.gone:
-            yield from self._send_waiting(leaving)
+        yield from self._send_waiting(leaving, is_last=True)
         self._end(leaving.device.client_id, leaving)
 
     @property
@@ -568,12 +558,34 @@ class SessionMoves:
         """Whether another node may have messages for a session: one that is lost, or does not answer."""
         return bool(self._lost.nodes) or any(node.send_queue.is_quiet for node in self._state.remotes)
 
-    def _send_waiting(self, leaving: _Leaving, is_rest: bool = False) -> Iterator[None]:
-        device = leaving.device
-        while device.waiting:
-            messages = self._left(device.take_waiting(PORTION_BYTES))
-            self._send(leaving.node, "late", id=device.client_id, messages=messages, rest=is_rest)
+    def _send_waiting(self, leaving: _Leaving, is_rest: bool = False, is_last: bool = False) -> Iterator[None]:
+        """Send the messages that wait in a session to its new node, in portions, as far as the link takes them.
+
+        Args:
+            leaving: the session.
+            is_rest: whether they have waited when the session was handed over.
+            is_last: whether the session ends then, so that the stream keeps all of them.
+        """
+        device, stream = leaving.device, leaving.stream
+        while device.waiting and (stream is None or is_last or stream.has_room):
+            if stream is None and leaving.node.gone:
+                return
+            messages = device.take_waiting(PORTION_BYTES)
+            self._send_portion(leaving.node, stream, device, messages, rest=is_rest)
             yield
+
+    def _send_portion(
+        self, node: RemoteNode, stream: MessageStream | None, device: Device, messages: list[Message], **more: object
+    ) -> None:
+        """Send messages to the node that has the session of a client now; see `_follow`."""
+        if stream is None:
+            self._send(node, "late", id=device.client_id, messages=self._left(messages), **more)
+            return
+        now_s = self._state.broker.clock()
+        for one in messages:
+            if one.expires_s > now_s:
+                session = {"id": device.client_id, "identifiers": one.identifiers.hex(), **more}
+                self._streams.put_for_session(stream, one, json.dumps(session).encode())
 
     def _send_all_late(self) -> None:
         """Send what has arrived for sessions that were handed over, in the background."""
@@ -582,8 +594,8 @@ class SessionMoves:
                 identity = leaving.node.identity
                 back = (one for one in self._state.remotes if identity and one.identity == identity)
                 leaving.node = next(back, leaving.node)
-            if leaving.is_done and leaving.device.client is None and leaving.device.waiting and not leaving.node.gone:
-                run_in_background(paced(leaving.node, self._send_waiting(leaving)))
+            if leaving.is_done and leaving.device.client is None and leaving.device.waiting:
+                run_in_background(self._paced(leaving, self._send_waiting(leaving)))
         self._is_sending = bool(self._leaving)
         if self._is_sending:
             self._state.broker.call_later(LATE_S, self._send_all_late)
@@ -636,21 +648,30 @@ class SessionMoves:
             return
         if all(move.client_id != device.client_id for move in self._moves.values()):
             device.will = None
-            messages = [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
+            messages = _messages(device)
             devices.end(device)
-            run_at_once(paced(phantom.node, self._send_other(phantom.node, device, messages)), self._state.broker.clock)
+            self._send_other(phantom.node, device, messages)
 
-    def _send_other(self, node: RemoteNode, device: Device, messages: list[Message]) -> Iterator[None]:
-        """Send the messages of a session that has ended to the node where its client has another one, in portions."""
-        portion, size = list[Message](), 0
-        for at, one in enumerate(messages, 1):
-            portion.append(one)
-            size += one.size_bytes
-            if size >= PORTION_BYTES or at == len(messages):
-                other = {"is_other": True, "user": device.user}
-                self._send(node, "late", id=device.client_id, messages=self._left(portion), **other)
-                portion, size = [], 0
-                yield
+    def _send_other(self, node: RemoteNode, device: Device, messages: list[Message]) -> None:
+        """Send the messages of a session that has ended to the node where its client has another one."""
+        stream = node.stream if node.send_queue.version >= cluster_mqtt.SESSION_VERSION else None
+        steps = self._send_others(node, stream, device, deque(messages))
+        run_at_once(paced(node, steps) if stream is None else steps, self._state.broker.clock)
+
+    def _send_others(
+        self, node: RemoteNode, stream: MessageStream | None, device: Device, messages: deque[Message]
+    ) -> Iterator[None]:
+        while messages:
+            if stream is not None and not stream.has_room:
+                later = partial(run_in_background, self._send_others(node, stream, device, messages))
+                self._state.broker.call_later(LATE_S, later)
+                return
+            portion, size = list[Message](), 0
+            while messages and size < PORTION_BYTES:
+                portion.append(messages.popleft())
+                size += portion[-1].size_bytes + MESSAGE_BYTES
+            self._send_portion(node, stream, device, portion, is_other=True, user=device.user)
+            yield
 
     def _device_of(self, uid: bytes) -> Device | None:
         devices = self._state.broker.devices

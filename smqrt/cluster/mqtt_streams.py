@@ -21,12 +21,13 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from smqrt.broker.mqtt.arrivals import AGAIN, Arrivals, KnownNode
-from smqrt.broker.mqtt.messages import Mark, MqttBatch
+from smqrt.broker.mqtt.messages import Mark, Message, MqttBatch
+from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
 from smqrt.broker.outbox import BLOCKED, Drop, ahead, run_in_background
 from smqrt.broker.state import BrokerPeer
 from smqrt.settings.limits import Limit
 from smqrt.wire import cluster_mqtt, smq
-from smqrt.wire.cluster_mqtt import Numbered, WireMessages
+from smqrt.wire.cluster_mqtt import NEVER_MS, Numbered, WireMessages
 from smqrt.wire.cluster_packets import LinkType
 
 if TYPE_CHECKING:
@@ -154,6 +155,11 @@ class MessageStream:
             self._streams.is_delayed = True
             if self.size_bytes > self._streams.limit_bytes >> 2 and self.queue is not None:
                 self.queue.on_full()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another portion of messages would soon be sent; also if they would be lost."""
+        return self.is_ended or self.size_bytes < WINDOW_BYTES
 
     def _has_room(self, size: int) -> bool:
         return not self._sent or self._sent_bytes + size <= WINDOW_BYTES
@@ -407,6 +413,34 @@ class MqttStreams:
         else:
             send()
 
+    def put_for_session(self, stream: MessageStream, message: Message, session: bytes) -> None:
+        """Send a message that only one session gets.
+
+        Args:
+            stream: the stream to the node with the session.
+            message: the message, with QoS 1 or 2.
+            session: see `WireMessages`.
+        """
+        if stream.is_ended:
+            self.lost(Drop.LINK_LOST, 1)
+            return
+        payload, large = message.payload, None
+        if len(payload) > FRAME_PAYLOAD_BYTES:
+            payload, large = b"", message.payload
+        wired = WireMessages(
+            message.name,
+            b"",
+            smq.publish_frame(0, 0, 0, payload),
+            True,
+            message.qos,
+            message.retain,
+            message.properties,
+            NEVER_MS,
+            large,
+            session,
+        )
+        stream.put(wired, message.origin, message.expires_s)
+
     def origin_of(self, batch: MqttBatch) -> int:
         """Return the id of the first message of a batch, which gets one if it has none."""
         if not batch.origin:
@@ -474,7 +508,7 @@ class MqttStreams:
             run_in_background(self._catch_up(node))  # when the message is routed
         if not is_new:
             return False
-        if found.messages.qos == 2 and found.origin:
+        if found.messages.qos == 2 and found.origin and not found.messages.session:
             origin, group = found.origin & ~AGAIN, found.messages.group
             if found.origin & AGAIN and arrivals.knows(origin, group):
                 return False

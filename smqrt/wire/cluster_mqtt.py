@@ -1,4 +1,4 @@
-"""Packets between cluster nodes about MQTT clients; link versions 2 and 3.
+"""Packets between cluster nodes about MQTT clients; link versions 2 to 4.
 
 A body that does not fit one packet is sent in several: all but the last one have the type `LinkType.PART`.
 """
@@ -15,8 +15,10 @@ from smqrt.wire import smq
 from smqrt.wire.cluster_packets import LinkType
 from smqrt.wire.smq import MAX_PACKET_BYTES
 
-VERSION, STREAM_VERSION = 2, 3
-"""The version of links that carry these packets, and of those that number messages with QoS 1 and 2."""
+VERSION, STREAM_VERSION, SESSION_VERSION = 2, 3, 4
+"""The version of links that carry these packets, of those that number messages with QoS 1 and 2, and of those with
+messages for one session.
+"""
 IDENTITY_BYTES = 16
 NEVER_MS = (1 << 64) - 1
 """The time to live of messages that do not expire."""
@@ -53,6 +55,7 @@ class WireMessages(NamedTuple):
         qos, retain, properties: see `smqrt.broker.mqtt.messages.MqttBatch`.
         left_ms: the time until they expire, or `NEVER_MS`.
         large: the payload of a message that does not fit a frame; None for others.
+        session: for a message that only one session gets, JSON that describes it; then there is no group.
     """
 
     name: bytes
@@ -64,6 +67,7 @@ class WireMessages(NamedTuple):
     properties: bytes = b""
     left_ms: int = NEVER_MS
     large: bytes | None = None
+    session: bytes = b""
 
 
 class Numbered(NamedTuple):
@@ -106,7 +110,7 @@ _MESSAGES = struct.Struct(">BQHHII")  # flags, left_ms, lengths of name, group, 
 _NUMBERED = struct.Struct(">QQ16s")  # stream, number, origin
 _POSITION = struct.Struct(">BQQ")
 _RETAINED = struct.Struct(">QBQHI")  # stamp, qos, left_ms, lengths of name and properties
-_IS_MQTT, _RETAIN, _IS_LARGE = 4, 8, 16  # above the two bits of the QoS
+_IS_MQTT, _RETAIN, _IS_LARGE, _IS_FOR_SESSION = 4, 8, 16, 32  # above the two bits of the QoS
 
 
 def filters(of: Iterable[tuple[str, int]]) -> Iterator[bytes]:
@@ -153,8 +157,10 @@ def _head(kind: LinkType, of: WireMessages) -> bytes:
 
 def _body(of: WireMessages) -> bytes:
     flags = of.qos | of.is_mqtt * _IS_MQTT | of.retain * _RETAIN | (of.large is not None) * _IS_LARGE
-    lengths = len(of.name), len(of.group), len(of.properties), len(of.frames)
-    body = _MESSAGES.pack(flags, of.left_ms, *lengths) + of.name + of.group + of.properties + of.frames
+    flags |= bool(of.session) * _IS_FOR_SESSION
+    receiver = of.session or of.group
+    lengths = len(of.name), len(receiver), len(of.properties), len(of.frames)
+    body = _MESSAGES.pack(flags, of.left_ms, *lengths) + of.name + receiver + of.properties + of.frames
     return body + (of.large or b"")
 
 
@@ -171,13 +177,13 @@ def parse_messages(body: bytes) -> WireMessages:
     for length in lengths:
         parts.append(body[at : at + length])
         at += length
-    name, group, properties, frames = parts
+    name, receiver, properties, frames = parts
     large = body[at:] if flags & _IS_LARGE else None
     if at > len(body) or flags & 3 > 2 or not name or not _are_messages(frames):
         raise _short()
-    return WireMessages(
-        name, group, frames, bool(flags & _IS_MQTT), flags & 3, bool(flags & _RETAIN), properties, left_ms, large
-    )
+    group, session = (b"", receiver) if flags & _IS_FOR_SESSION else (receiver, b"")
+    is_mqtt, retain = bool(flags & _IS_MQTT), bool(flags & _RETAIN)
+    return WireMessages(name, group, frames, is_mqtt, flags & 3, retain, properties, left_ms, large, session)
 
 
 def _are_messages(frames: bytes) -> bool:

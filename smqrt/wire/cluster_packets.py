@@ -27,9 +27,9 @@ from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 #        ◀── Open ───────▶      for each hub; packets of `LinkType` and messages follow
 #                               for each application channel; messages and Handled follow
 
-OLDEST_VERSION, VERSION = 1, 3
-"""Version 2 has the packets from `LinkType.FILTERS` on, version 3 those from `LinkType.GREETING` on; see
-`smqrt.wire.cluster_mqtt`.
+OLDEST_VERSION, VERSION = 1, 4
+"""Version 2 has the packets from `LinkType.FILTERS` on, version 3 those from `LinkType.GREETING` on, and version 4 has
+messages for one session. See `smqrt.wire.cluster_mqtt`.
 """
 MAGIC = b"smqrt node"
 ID_BYTES = 16

@@ -7,15 +7,17 @@ import pytest
 from smqrt.broker.mqtt.arrivals import AGAIN, CHOSEN
 from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.outbox import Drop
-from tests.cluster.mqtt_hubs import Device, FileCluster, MqttCluster
+from smqrt.cluster import mqtt_sessions, mqtt_streams
+from smqrt.errors import ProtocolError
+from smqrt.wire import cluster_mqtt
+from smqrt.wire.cluster_mqtt import Numbered, WireMessages
+from smqrt.wire.mqtt.packets import ConnectPacket, encode
+from smqrt.wire.smq import publish_frame
+from tests.broker.mqtt.memory_devices import MemoryDevice
+from tests.cluster.mqtt_hubs import KEPT, Device, FileCluster, MqttCluster
 from tests.cluster.test_mqtt_kills import waiting
 
 GROUP = "$share/g/job/+"
-
-
-def payloads(cluster: MqttCluster, at: int, client_id: str) -> list[bytes]:
-    device = cluster.hubs[at].devices.sessions[client_id]
-    return [one.payload for one in (*device.in_flight.values(), *device.waiting) if one is not None]
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -144,3 +146,130 @@ def test_a_session_that_two_nodes_have_gets_each_message_once() -> None:
         "late", id="worker", messages=record, is_other=True, user=None,
     )  # fmt: skip
     assert worker.take() == [b"only there"]
+
+
+# ---- sessions that move
+
+
+def test_an_older_session_gives_its_messages_of_the_group_to_the_younger_one() -> None:
+    cluster = MqttCluster(3)
+    older, _ = cluster.hubs[0].client("worker", GROUP, "job/1", qos=2, clean=False)
+    older.expiry_s = 3600
+    cluster.hubs[0].devices.left(older)
+    cluster.settle()
+    cluster.publish(2, b"job/1", b"x", qos=2)
+    for hub in cluster.hubs:
+        hub.tick(5)
+    younger, _ = cluster.hubs[1].client("worker", GROUP, "job/1", qos=2, clean=False)
+    younger.expiry_s = 3600
+    cluster.hubs[1].devices.left(younger)
+    cluster.settle()
+    cluster.publish(2, b"job/1", b"y", qos=2)
+    worker = Device(cluster, 2, "worker", qos=2)
+    assert sorted(worker.take()) == [b"x", b"y", b"y"], "x, which the younger one had got, not with its other filter"
+    assert [list(hub.devices.sessions) for hub in cluster.hubs] == [[], [], ["worker"]]
+
+
+def test_a_session_that_stays_gets_the_messages_of_the_group_of_an_older_one() -> None:
+    cluster = MqttCluster(2)
+    older, _ = cluster.hubs[0].client("worker", GROUP, qos=2, clean=False)
+    older.expiry_s = 3600
+    cluster.hubs[0].devices.left(older)
+    cluster.settle()
+    cluster.publish(1, b"job/1", b"x", qos=2)
+    for hub in cluster.hubs:
+        hub.tick(5)
+    own, _ = cluster.hubs[1].client("worker", GROUP, qos=2, clean=False)
+    own.expiry_s = 3600
+    cluster.hubs[1].devices.left(own)
+    worker = Device(cluster, 1, "worker", qos=2)
+    assert worker.take() == [b"x"]
+    assert not cluster.hubs[0].devices.sessions
+
+
+def test_a_session_that_was_handed_over_leaves_its_groups_until_its_client_is_back() -> None:
+    cluster = MqttCluster(2)
+    cluster.members[0].sessions.transit_s = 1.0
+    Device(cluster, 0, "worker", qos=1).subscribe(GROUP).lost()
+    moved = Device(cluster, 1, "worker", qos=1)
+    device = cluster.hubs[0].devices.sessions["worker"]
+    assert not device.subscriptions
+    cluster.publish(0, b"job/1", b"1", qos=1)
+    assert moved.take() == [b"1"]
+    cluster.cut(0, 1)
+    back = Device(cluster, 0, "worker", qos=1)
+    assert list(device.subscriptions) == [GROUP]
+    cluster.publish(0, b"job/1", b"2", qos=1)
+    assert back.take() == [b"2"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_messages_that_follow_a_session_survive_a_crash_of_its_new_node(
+    qos: int, is_saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_sessions, "PORTION_BYTES", 1)
+    cluster = FileCluster()
+    Device(cluster, 1, "reader", qos=2).subscribe("a").lost()
+    cluster.write(1)
+    texts = [b"%d" % number for number in range(5)] + [bytes(70_000)]
+    for text in texts:
+        cluster.hubs[1].devices.sessions["reader"].enqueue(Message(b"a", text, qos, True, b"", 1e9, b"\x0b\7"))
+    cluster.write(1)
+    Device(cluster, 0, "reader", qos=2).lost()
+    cluster.commit(0)
+    for _ in cluster.hubs[0].devices.ledger.released():
+        pass
+    cluster.settle()
+    assert waiting(cluster, 0) == texts
+    if is_saved:
+        cluster.commit(0)
+    cluster.kill(0)
+    cluster.start(0)
+    cluster.write(1)
+    cluster.write(0)
+    assert waiting(cluster, 0) == texts
+    assert cluster.members[1].streams.size_bytes == 0
+    followed = cluster.hubs[0].devices.sessions["reader"].waiting[-1]
+    assert (followed.retain, followed.expires_s, followed.identifiers) == (True, 1e9, b"\x0b\7")
+
+
+def test_a_node_of_the_last_release_gets_the_messages_of_a_session_without_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mqtt_sessions, "PORTION_BYTES", 1)
+    cluster = MqttCluster(versions={0: (1, 3)})
+    Device(cluster, 1, "reader", qos=2).subscribe("a").lost()
+    for number in range(5):
+        cluster.publish(1, b"a", b"%d" % number, qos=2)
+    again = Device(cluster, 0, "reader", qos=2)
+    assert again.take() == [b"%d" % number for number in range(5)]
+
+
+def test_a_long_queue_follows_at_the_pace_of_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mqtt_sessions, "PORTION_BYTES", 1)
+    monkeypatch.setattr(mqtt_streams, "WINDOW_BYTES", 2000)
+    cluster = MqttCluster()
+    Device(cluster, 1, "reader", qos=1).subscribe("a").lost()
+    for number in range(100):
+        cluster.publish(1, b"a", b"%d" % number, qos=1)
+    most = 0
+    moved = MemoryDevice(cluster.hubs[0])  # type: ignore[arg-type]
+    moved.feed(encode(ConnectPacket(5, "reader", False, 0, KEPT), 5))
+    for _ in range(100):
+        most = max(most, cluster.members[1].streams.size_bytes)
+        cluster.settle()
+        cluster.hubs[1].tick(0.2)
+    cluster.settle()
+    device = cluster.hubs[0].devices.sessions["reader"]
+    assert len(device.in_flight) + len(device.waiting) == 100
+    assert most < 4000
+
+
+@pytest.mark.parametrize("session", [b"x", b"{}", b"[]", b'{"id": 1, "identifiers": "x"}'])
+def test_a_malformed_session_of_another_node_ends_the_link(session: bytes) -> None:
+    cluster = MqttCluster()
+    member = cluster.members[1]
+    messages = WireMessages(b"a", b"", publish_frame(1, 2, 0, b"x"), True, 1, session=session)
+    with pytest.raises(ProtocolError, match="a session of another node is malformed"):
+        member.mqtt.on_numbered(member.remotes[0], cluster_mqtt.numbered(Numbered(9, 1, 0, messages))[2:])
