@@ -11,10 +11,8 @@ from smqrt.cluster import mqtt_sessions, mqtt_streams
 from smqrt.errors import ProtocolError
 from smqrt.wire import cluster_mqtt
 from smqrt.wire.cluster_mqtt import Numbered, WireMessages
-from smqrt.wire.mqtt.packets import ConnectPacket, encode
 from smqrt.wire.smq import publish_frame
-from tests.broker.mqtt.memory_devices import MemoryDevice
-from tests.cluster.mqtt_hubs import KEPT, Device, FileCluster, MqttCluster
+from tests.cluster.mqtt_hubs import Device, FileCluster, MqttCluster
 from tests.cluster.test_mqtt_kills import waiting
 
 GROUP = "$share/g/job/+"
