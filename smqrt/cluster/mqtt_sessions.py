@@ -386,6 +386,8 @@ class SessionMoves:
             identifiers = bytes.fromhex(packet["identifiers"])
             message = Message(sent.name, payload, sent.qos, sent.retain, sent.properties, expires_s, identifiers)
             message.origin = found.origin
+            if not sent.qos:
+                raise ValueError("a message with QoS 0")
             self._follow(packet, message)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise _malformed(error) from None

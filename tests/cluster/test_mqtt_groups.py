@@ -274,10 +274,16 @@ def test_a_message_for_one_session_is_not_known_to_the_node() -> None:
     assert not cluster.hubs[1].devices.arrivals.knows(1 << 62 | 5)
 
 
-@pytest.mark.parametrize("session", [b"x", b"{}", b"[]", b'{"id": 1, "identifiers": "x"}'])
-def test_a_malformed_session_of_another_node_ends_the_link(session: bytes) -> None:
+@pytest.mark.parametrize(
+    ("session", "qos"),
+    [
+        *((one, 1) for one in (b"x", b"{}", b"[]", b'{"id": 1, "identifiers": "x"}', b'{"id": [], "identifiers": ""}')),
+        (b'{"id": "reader", "identifiers": ""}', 0),
+    ],
+)
+def test_a_malformed_session_of_another_node_ends_the_link(session: bytes, qos: int) -> None:
     cluster = MqttCluster()
     member = cluster.members[1]
-    messages = WireMessages(b"a", b"", publish_frame(1, 2, 0, b"x"), True, 1, session=session)
+    messages = WireMessages(b"a", b"", publish_frame(1, 2, 0, b"x"), True, qos, session=session)
     with pytest.raises(ProtocolError, match="a session of another node is malformed"):
         member.mqtt.on_numbered(member.remotes[0], cluster_mqtt.numbered(Numbered(9, 1, 0, messages))[2:])

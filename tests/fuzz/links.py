@@ -30,7 +30,7 @@ from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.wire import cluster_mqtt, cluster_packets, smq
 from smqrt.wire import cluster_packets as wire
-from smqrt.wire.cluster_mqtt import Wanted, WireMessages, WireRetained
+from smqrt.wire.cluster_mqtt import Numbered, Wanted, WireMessages, WireRetained
 from smqrt.wire.cluster_packets import Announced, Hello, LinkType, Packet
 from smqrt.wire.connection_state import Life
 from smqrt.wire.smq import NameNumbers
@@ -374,6 +374,10 @@ _MQTT = [
     *cluster_mqtt.filters([("house/+/temp", Wanted.MESSAGES), ("$share/g/a", Wanted.CONNECTED), ("a", Wanted(0))]),
     cluster_mqtt.messages(WireMessages(b"house/a/temp", b"", _MESSAGE)),
     cluster_mqtt.messages(WireMessages(b"house/b/temp", b"", _MESSAGE, True, 2, True, b"\x03\0\1x", 1000, None)),
+    cluster_mqtt.numbered(Numbered(9, 1, 5, WireMessages(b"house/b/temp", b"$share/g/a", _MESSAGE, True, 2))),
+    cluster_mqtt.numbered(
+        Numbered(9, 2, 6, WireMessages(b"a", b"", _MESSAGE, True, 1, session=b'{"id": "reader", "identifiers": ""}'))
+    ),
     cluster_mqtt.retained(WireRetained(5, b"house/a/temp", b"20", 1, b"", cluster_mqtt.NEVER_MS)),
     cluster_mqtt.retained(WireRetained(6, b"house/a/temp", b"")),
 ]
