@@ -374,6 +374,7 @@ class MqttNodes:
         devices = self._broker.devices
         if devices.ledger is not None and isinstance(batch, MqttBatch) and batch.arrived is not None:
             devices.ledger.touch(batch.arrived)
+            batch.is_delivered = True
         group = self.filters.group(text)
         bits = 0 if group is None else group.connected or group.offline
         if group is not None and self._send_to_group(group, name, batch, bits):

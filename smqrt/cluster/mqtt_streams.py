@@ -408,10 +408,12 @@ class MqttStreams:
             else:
                 stream.put(messages, origin, expires_s)
 
-        if batch.qos == 2 and ledger is not None and ledger.waits:
-            ledger.forward(batch, send)
-        else:
+        if batch.qos < 2 or ledger is None or not ledger.waits:
             send()
+        elif batch.is_delivered:  # before its publisher gets PUBREC, which waits behind the batch
+            ledger.hold(send)
+        else:
+            ledger.forward(batch, send)
 
     def put_for_session(self, stream: MessageStream, message: Message, session: bytes) -> None:
         """Send a message that only one session gets.

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from smqrt.wire.mqtt.fields import PacketType
+from smqrt.wire.mqtt.packets import encode_acknowledgement
 from tests.cluster.mqtt_hubs import Device, FileCluster
 
 
@@ -168,3 +170,39 @@ def test_a_session_that_a_killed_node_has_not_saved_stays_at_the_former_one() ->
     assert again.is_kept
     cluster.hubs[1].tick(30)
     assert "reader" not in cluster.hubs[1].devices.sessions
+
+
+def test_a_message_for_a_group_is_sent_before_pubrec() -> None:
+    cluster = FileCluster()
+    Device(cluster, 0, "near", qos=2).subscribe("$share/g/a").lost()
+    Device(cluster, 1, "far", qos=2).subscribe("$share/g/a")
+    publisher = Device(cluster, 0, "writer")
+    cluster.write(0)
+    cluster.write(1)
+    publisher.publish("a", b"x", 7, 2)
+    assert waiting(cluster, 1, "far") == [], "it follows when its identifier is saved"
+    cluster.commit(0)
+    released = cluster.hubs[0].devices.ledger.released()
+    next(released)
+    publisher.settle()
+    assert waiting(cluster, 1, "far") == [b"x"]
+    assert publisher.acknowledged == []
+    next(released)
+    publisher.settle()
+    assert publisher.acknowledged == [7]
+
+
+def test_a_packet_identifier_of_a_message_for_a_group_is_free_after_pubrel() -> None:
+    cluster = FileCluster()
+    Device(cluster, 0, "near", qos=2).subscribe("$share/g/a").lost()
+    far = Device(cluster, 1, "far", qos=2).subscribe("$share/g/a")
+    publisher = Device(cluster, 0, "writer")
+    cluster.write(0)
+    cluster.write(1)
+    for text in (b"1", b"2"):
+        publisher.publish("a", text, 7, 2)
+        cluster.write(0)
+        cluster.write(1)
+        publisher.inner.feed(encode_acknowledgement(PacketType.PUBREL, 7, 5))
+        cluster.write(0)
+    assert far.take() == [b"1", b"2"]

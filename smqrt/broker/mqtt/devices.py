@@ -382,12 +382,11 @@ class Devices(DeliveryQueue):
                 self._forward(batch.group, topic.name, batch)
             yield
         else:
+            if self.ledger is not None and isinstance(batch, MqttBatch) and batch.qos:
+                self._save_received(self.ledger, batch, found)
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
-            if isinstance(batch, MqttBatch) and batch.qos:
-                if self.ledger is not None and found.is_saved:
-                    self._save_received(self.ledger, batch)
-                if batch.origin:
-                    self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
+            if isinstance(batch, MqttBatch) and batch.qos and batch.origin:
+                self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
 
     def deliver_at_once(self, batch: bytes) -> bool:
         """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
@@ -422,12 +421,15 @@ class Devices(DeliveryQueue):
         found = self.by_topic.get(topic) if topic is not None else None
         return found is not None and found.is_saved
 
-    @staticmethod
-    def _save_received(ledger: Ledger, batch: MqttBatch) -> None:
-        """Save packet identifiers and the number in a stream of delivered messages, in one group with the messages."""
-        if batch.arrived is not None:
+    def _save_received(self, ledger: Ledger, batch: MqttBatch, found: FilterSet) -> None:
+        """Save packet identifiers and the number in a stream of messages, in one group with the messages.
+
+        Before the delivery, since a shared subscription may send the messages to another node, after the commit.
+        """
+        batch.is_delivered, is_saved = True, found.is_saved
+        if batch.arrived is not None and is_saved:
             ledger.touch(batch.arrived)
-        if batch.received is not None:
+        if batch.received is not None and (is_saved or self.broker.cluster is not None):
             device, numbers = batch.received
             device.expect_releases(unpack(f">{len(numbers) >> 1}H", numbers), True, batch.origin)
 

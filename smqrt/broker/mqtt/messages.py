@@ -77,9 +77,11 @@ class MqttBatch(ArrivedBatch):
         origin: the id of the first message in a cluster; the others have the next ids. 0 for none.
         arrived: the stream of another node and the number in it, which are saved together with the messages; None for
             messages that were published here.
+        is_delivered: whether its delivery here has begun: the ledger has the changes that belong to it.
     """
 
     messages = origin = 0
+    is_delivered = False
     arrived: tuple[int, int] | None = None
     on_accepted: Callable[[], object] | None = None
     drops: list[Drop] | None = None

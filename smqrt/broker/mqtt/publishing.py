@@ -256,11 +256,14 @@ class PublishingClient(MqttSession):
             batch.received = self.device, numbers
 
     def _is_saved(self, batch: MqttBatch) -> bool:
-        """Return whether the acknowledgements of messages wait for the disk."""
-        if self.devices.ledger is None or batch.drops:
+        """Return whether the acknowledgements of messages wait for the disk; otherwise it gets nothing of them."""
+        if self.devices.ledger is None:
             return False
         is_forwarded = batch.received is not None and self.broker.cluster is not None  # once its identifier is saved
-        return is_forwarded or self.devices.is_saved(batch)
+        is_saved = not batch.drops and (is_forwarded or self.devices.is_saved(batch))
+        if not is_saved:
+            batch.received = None  # the client may use the identifiers again before the messages are delivered
+        return is_saved
 
     def _send_answers(self, qos: int, numbers: bytes, code: Reason, is_saved: bool = False) -> None:
         """Send PUBACK or PUBREC for each message, in one write; nothing with QoS 0.
