@@ -28,6 +28,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.broker.mqtt.arrivals import CHOSEN, class_of, prefix_of
 from smqrt.broker.mqtt.client_ids import UID_PREFIX, uid_of
 from smqrt.broker.mqtt.device import NEVER_S, Device
+from smqrt.broker.mqtt.devices import SELF
 from smqrt.broker.mqtt.filters import Options
 from smqrt.broker.mqtt.messages import MESSAGE_BYTES, NO_EXPIRY_S, Message
 from smqrt.broker.mqtt.records import restore_session, session_record
@@ -195,7 +196,13 @@ class SessionMoves:
         return [one for one in self._lost.nodes if one.has_mqtt and one.lost_s > since_s]
 
     def returned(self, node: RemoteNode) -> None:
-        """Ask a node that is back for the sessions of clients that wait for it."""
+        """Ask a node that is back for the sessions of clients that wait for it.
+
+        Sessions that were handed over do not wait for its messages much longer.
+        """
+        for leaving in self._leaving.values():
+            if isinstance(leaving.device.origins, LateIds):
+                self._state.broker.call_later(self.transit_s, partial(self._narrow, leaving))
         for number, move in list(self._moves.items()):
             found = [one for one in move.lost if one in self._lost.at(node)]
             if not found:
@@ -309,6 +316,8 @@ class SessionMoves:
             for one, origin in zip(_messages(device), ids, strict=False):
                 one.origin = origin
             seen = self._see(device, known, [*ids, *map(int, answer.get("more_ids", ()))])
+            if node.send_queue.version >= cluster_mqtt.SESSION_VERSION:
+                seen.former = node.identity
             for message in _messages(device):
                 message.expires_s += answer["left_s"]
             device.ends_s = NO_EXPIRY_S if device.expiry_s == NEVER_S else broker.clock() + device.expiry_s
@@ -344,7 +353,8 @@ class SessionMoves:
         def forget() -> None:
             if device.origins is not seen:
                 return
-            if self._nodes.has_lost or device.client_id in self._unsure:
+            is_followed = any(seen.former and node.identity == seen.former for node in self._state.remotes)
+            if is_followed or self._nodes.has_lost or device.client_id in self._unsure:
                 self._state.broker.call_later(LEAVING_S, forget)
             else:
                 device.origins = None
@@ -400,7 +410,8 @@ class SessionMoves:
 
         Args:
             packet: `id`: the client id; `is_other`, `user`: whether it was another session of this user that has ended;
-                `rest`: whether the message has waited when the session was handed over.
+                `rest`: whether the message has waited when the session was handed over; `is_end`: whether it is no
+                message, but the former node gets none for the session any more.
             message: the message.
         """
         broker = self._state.broker
@@ -411,7 +422,10 @@ class SessionMoves:
             is_expected = seen is not None or device.client_id in self._unsure
             if not is_expected or device.user != packet["user"] or not device.may_get(message.name):
                 device = None
-        if device is None:
+        if packet.get("is_end"):
+            if seen is not None:
+                seen.former = b""
+        elif device is None:
             broker.stats.drop(Drop.UNROUTED, 1)
         elif seen is None or seen.takes_late(message.origin, bool(packet.get("rest"))):
             device.enqueue(message)
@@ -524,7 +538,7 @@ class SessionMoves:
             return
         is_old = leaving.node.send_queue.version < cluster_mqtt.STREAM_VERSION
         if is_old or not (self.transit_s or self._misses_others):
-            self._end(device.client_id, leaving)
+            yield from self._end_after_messages(leaving)
             return
         device.origins = LateIds()
         device.expiry_s = 0  # not saved any more: after a crash, its client would get these messages twice
@@ -545,7 +559,9 @@ class SessionMoves:
         """Take only messages of nodes that do not know yet that a session has moved; without any, end it."""
         if self._leaving.get(leaving.device.client_id) is not leaving:
             return
-        if not self._misses_others:
+        if self._streams.is_behind:
+            self._state.broker.call_later(LATE_S, lambda: self._narrow(leaving))
+        elif not self._misses_others:
             run_in_background(self._end_after_messages(leaving))
         elif isinstance(leaving.device.origins, LateIds):
             answering = [node for node in self._state.remotes if not node.send_queue.is_quiet]
@@ -554,6 +570,9 @@ class SessionMoves:
     def _end_after_messages(self, leaving: _Leaving) -> Iterator[None]:
         yield from self._send_waiting(leaving, is_last=True)
         self._end(leaving.device.client_id, leaving)
+        if leaving.stream is not None:
+            end = json.dumps({"id": leaving.device.client_id, "identifiers": "", "is_end": True}).encode()
+            self._streams.put_for_session(leaving.stream, Message(SELF, b"", 1), end)
 
     @property
     def _misses_others(self) -> bool:

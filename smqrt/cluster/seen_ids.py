@@ -17,11 +17,15 @@ class SeenIds:
     Args:
         known: what the session has got at former nodes.
         base: what this node had delivered before the session was here, see `Arrivals.delivered`.
+
+    Attributes:
+        former: the identity of the node that may still get messages for the session; empty for none.
     """
 
     def __init__(self, known: Ranges, base: dict[int, int]) -> None:
         self._known, self._base = known, dict(base)
         self._ids: dict[int, None] = {}
+        self.former = b""
 
     def takes(self, origin: int) -> bool:
         """Return whether a message is new, and remember it."""

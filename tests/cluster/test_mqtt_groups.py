@@ -287,3 +287,45 @@ def test_a_malformed_session_of_another_node_ends_the_link(session: bytes, qos: 
     messages = WireMessages(b"a", b"", publish_frame(1, 2, 0, b"x"), True, qos, session=session)
     with pytest.raises(ProtocolError, match="a session of another node is malformed"):
         member.mqtt.on_numbered(member.remotes[0], cluster_mqtt.numbered(Numbered(9, 1, 0, messages))[2:])
+
+
+def moved_while_cut() -> tuple[MqttCluster, Device]:
+    """A session that has moved from node 1 to node 2, while node 1 has lost node 0 a second time."""
+    cluster = MqttCluster(3)
+    Device(cluster, 1, "reader", qos=2).subscribe("a")
+    cluster.settle()
+    cluster.members[1].sessions.transit_s = 1.0
+    cluster.cut(0, 1)
+    reader = Device(cluster, 2, "reader", qos=2)
+    assert reader.is_kept
+    cluster.hubs[1].tick(2)
+    cluster.heal(0, 1)
+    cluster.cut(0, 1)
+    cluster.heal(0, 1)
+    assert "reader" in cluster.hubs[1].devices.sessions
+    return cluster, reader
+
+
+def test_ids_are_remembered_as_long_as_the_former_node_gets_messages() -> None:
+    cluster, reader = moved_while_cut()
+    for _ in range(4):  # the clock of the other node stands still
+        cluster.hubs[2].tick(11)
+    cluster.publish(0, b"a", b"x", qos=2)
+    assert reader.take() == [b"x"]
+    cluster.hubs[1].tick(0.5)
+    cluster.settle()
+    assert reader.take() == []
+    cluster.hubs[1].tick(2)
+    cluster.settle()
+    assert "reader" not in cluster.hubs[1].devices.sessions
+    cluster.hubs[2].tick(11)
+    assert cluster.hubs[2].devices.sessions["reader"].origins is None
+
+
+def test_the_former_node_ends_a_session_soon_when_the_lost_node_is_back() -> None:
+    cluster, reader = moved_while_cut()
+    cluster.hubs[1].tick(1.5)
+    cluster.settle()
+    assert "reader" not in cluster.hubs[1].devices.sessions
+    cluster.publish(0, b"a", b"x", qos=2)
+    assert reader.take() == [b"x"]
