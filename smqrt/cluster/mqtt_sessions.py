@@ -285,8 +285,11 @@ class SessionMoves:
         self._remember(move.client_id, move.is_clean, bool(move.waiting or move.lost))
         devices = self._state.broker.devices
         own = devices.sessions.get(move.client_id) if devices is not None else None
+        leaving = self._leaving.get(move.client_id)
+        is_leaving = leaving is not None and leaving.device is own
         youngest = min(move.found, key=lambda one: one[0], default=None)
-        if youngest is None or devices is None or move.is_denied or (own and self._age_s(own) <= youngest[0]):
+        is_own_younger = own and youngest and not is_leaving and self._age_s(own) <= youngest[0]
+        if youngest is None or devices is None or move.is_denied or is_own_younger:
             if own is not None and move.found and own.origins is None:  # messages of the older sessions follow
                 self._see(own, {}, [one.origin for one in _messages(own)])
             self._finish(move, None)
@@ -294,8 +297,7 @@ class SessionMoves:
         rest = list[Message]()
         if own is not None:
             own.will = None
-            leaving = self._leaving.pop(move.client_id, None)
-            is_leaving = leaving is not None and leaving.device is own
+            self._leaving.pop(move.client_id, None)
             rest = [one for one in _messages(own) if is_leaving or one.origin & CHOSEN]
             devices.end(own)
         run_at_once(self._restore(move, youngest[1], youngest[2], rest), self._state.broker.clock)
@@ -544,8 +546,10 @@ class SessionMoves:
         device.expiry_s = 0  # not saved any more: after a crash, its client would get these messages twice
         devices = self._state.broker.devices
         devices.session_changed(device)
-        leaving.groups = {text: one for text, one in device.subscriptions.items() if text.startswith("$share/")}
-        for text in leaving.groups:
+        for text in [one for one in device.subscriptions if one.startswith("$share/")]:
+            if self._leaving.get(device.client_id) is not leaving:
+                return
+            leaving.groups[text] = device.subscriptions[text]
             devices.unsubscribe(device, text)  # the new node has subscribed, and gets what still arrives here
             yield
         if devices.ledger is not None:

@@ -11,8 +11,10 @@ from smqrt.cluster import mqtt_sessions, mqtt_streams
 from smqrt.errors import ProtocolError
 from smqrt.wire import cluster_mqtt
 from smqrt.wire.cluster_mqtt import Numbered, WireMessages
+from smqrt.wire.mqtt.packets import ConnectPacket, encode
 from smqrt.wire.smq import publish_frame
-from tests.cluster.mqtt_hubs import Device, FileCluster, MqttCluster
+from tests.broker.mqtt.memory_devices import MemoryDevice
+from tests.cluster.mqtt_hubs import KEPT, Device, FileCluster, MqttCluster
 from tests.cluster.test_mqtt_kills import waiting
 
 GROUP = "$share/g/job/+"
@@ -329,3 +331,19 @@ def test_the_former_node_ends_a_session_soon_when_the_lost_node_is_back() -> Non
     assert "reader" not in cluster.hubs[1].devices.sessions
     cluster.publish(0, b"a", b"x", qos=2)
     assert reader.take() == [b"x"]
+
+
+def test_a_session_that_was_handed_over_is_older_than_that_of_the_new_node() -> None:
+    """The client has given up before it was connected there."""
+    cluster = MqttCluster(2)
+    cluster.members[0].sessions.transit_s = 60.0
+    Device(cluster, 0, "worker", qos=1).subscribe("a").lost()
+    cluster.publish(0, b"a", b"1", qos=1)
+    gone = MemoryDevice(cluster.hubs[1])  # type: ignore[arg-type]
+    gone.feed(encode(ConnectPacket(5, "worker", False, 0, KEPT), 5))
+    cluster.network.settle(lambda: bool(cluster.members[0].sessions._leaving))
+    gone.lost()
+    cluster.settle()
+    assert "worker" in cluster.members[0].sessions._leaving
+    cluster.publish(0, b"a", b"2", qos=1)
+    assert sorted(Device(cluster, 0, "worker", qos=1).take()) == [b"1", b"2"]
