@@ -103,7 +103,7 @@ class _Leaving:
         node: its new node.
         stream: the messages to this node; None for one of an older release.
         device: the session here.
-        handed: the messages that were handed over, until the node has confirmed them.
+        handed: the waiting messages that were handed over; they stay in the session until the node has confirmed.
         is_done: whether the node has confirmed.
         groups: the shared subscriptions that it has left here since then.
         until_s: when it ends here.
@@ -261,16 +261,10 @@ class SessionMoves:
             elif not move.waiting and not move.lost:
                 self._complete(number)
         for leaving in list(self._leaving.values()):
-            if leaving.node is node and not leaving.is_done:
-                self._take_back(leaving)
+            if leaving.node is node and not leaving.is_done:  # the session stays here
+                del self._leaving[leaving.device.client_id]
             if absent is not None and isinstance(leaving.device.origins, LateIds):
                 leaving.device.origins.known.discard(prefix_of(absent.identity))
-
-    def _take_back(self, leaving: _Leaving) -> None:
-        """Keep messages that were handed over to a node that was lost before it had confirmed them."""
-        del self._leaving[leaving.device.client_id]
-        for message in leaving.handed:
-            leaving.device.keep(message)
 
     def moved(self, before: RemoteNode, node: RemoteNode) -> None:
         """Wait for another node, to whose process a hub has migrated."""
@@ -487,12 +481,15 @@ class SessionMoves:
             devices.end(device)
             return {}
         record = session_record(device)
-        handed = [one for one in device.in_flight.values() if one is not None]
-        taken = device.take_waiting(PORTION_BYTES)
-        record["waiting"] = record["waiting"][: len(taken)]
+        handed, size = list[Message](), 0
+        for message in device.waiting:
+            handed.append(message)
+            size += message.size_bytes + MESSAGE_BYTES
+            if size >= PORTION_BYTES:
+                break
+        record["waiting"] = record["waiting"][: len(handed)]
         device.will = None
-        device.forget_in_flight()
-        self._leaving[client_id] = leaving = _Leaving(node, device, handed + taken, broker.clock() + LEAVING_S)
+        self._leaving[client_id] = leaving = _Leaving(node, device, handed, broker.clock() + LEAVING_S)
         broker.call_later(LEAVING_S, lambda: self._end_if_due(client_id, leaving))
         delivered, seen = devices.arrivals.delivered, device.origins
         known = {key: [(0, last)] for key, last in delivered.items()}
@@ -501,8 +498,8 @@ class SessionMoves:
             "record": record,
             "age_s": age_s,
             "now_s": broker.clock(),
-            "ids": [str(one.origin) for one in handed + taken],
-            "again": [[number, str(origin)] for number, origin in devices.again.pop(device, {}).items()],
+            "ids": [str(one.origin) for one in (*device.in_flight.values(), *handed) if one is not None],
+            "again": [[number, str(origin)] for number, origin in devices.again.get(device, {}).items()],
             "known": [[str(low), str(high)] for ranges in known.values() for low, high in ranges],
             "more_ids": list(map(str, more_ids)),
         }
@@ -511,14 +508,20 @@ class SessionMoves:
         leaving = self._leaving.get(packet["id"])
         if leaving is None or leaving.node is not node or leaving.is_done:
             return
-        handed, leaving.handed, leaving.is_done = leaving.handed, [], True
+        leaving.is_done = True
         device = leaving.device
-        if packet["late"]:
-            self._send_late(leaving)
-        elif device.client is None:  # another session is younger; messages for one client of a group are only here
-            messages = [one for one in (*handed, *_messages(device)) if one.origin & CHOSEN]
+        if not packet["late"]:  # another session is younger; messages for one client of a group are only here
+            messages = [one for one in _messages(device) if one.origin & CHOSEN]
             self._end(device.client_id, leaving)
             self._send_other(node, device, messages)
+            return
+        device.devices.again.pop(device, None)
+        device.forget_in_flight()
+        for message in leaving.handed:
+            if device.waiting and device.waiting[0] is message:  # not if too many waited meanwhile
+                device.take_waiting(1)
+        leaving.handed = []
+        self._send_late(leaving)
 
     def _send_late(self, leaving: _Leaving) -> None:
         run_at_once(self._paced(leaving, self._send_rest(leaving)), self._state.broker.clock)
