@@ -252,6 +252,10 @@ class ClusterMqtt(Protocol):
     def session_connected(self) -> Callable[[Any], object]:
         """Called with the session of a client that is accepted, before it gets messages."""
 
+    @property
+    def is_unsure(self) -> Callable[[str], bool]:
+        """Returns whether a lost node may have had the session of a client id when its client connected here."""
+
     def send_large(self, topic: Topic, batch: Any) -> tuple[int, int]:
         """Send a message that does not fit an SMQ packet; return the numbers of nodes that get it, and miss it."""
 
@@ -264,6 +268,12 @@ class ClusterMqtt(Protocol):
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """Send a batch to a node with a connected client of a shared subscription; return whether there is one."""
+
+    def has_groups(self, name: bytes) -> bool:
+        """Return whether other nodes have shared subscriptions that match a topic."""
+
+    def send_to_groups(self, name: bytes, batch: bytes) -> None:
+        """Send a batch of this hub to one client of each shared subscription that only other nodes have."""
 
     def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:
         """Send a batch on, which another node has sent for a shared subscription that this hub does not have."""

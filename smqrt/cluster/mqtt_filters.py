@@ -13,6 +13,10 @@ MAX_PORTIONS = 100
 """The maximum length of a search, in portions of `FilterTree.search`: about 5 ms."""
 
 
+MAX_KNOWN_GROUPS = 10_000
+"""Topics whose shared subscriptions are remembered."""
+
+
 class RemoteGroup:
     """A shared subscription that other nodes have.
 
@@ -53,6 +57,8 @@ class RemoteFilters:
     def __init__(self) -> None:
         self._by_filter: dict[str, RemoteFilter] = {}
         self._tree: FilterTree[RemoteFilter] = FilterTree()
+        self._groups: dict[bytes, list[RemoteGroup]] = {}
+        """Results of `groups`, until a shared subscription begins or ends."""
         self._counts: Counter[int] = Counter()
         """The number of filters of each node, by its bit, without those of shared subscriptions."""
 
@@ -79,11 +85,15 @@ class RemoteFilters:
             found.messages = _with(found.messages, bit, wanted & Wanted.MESSAGES)
             found.once = _with(found.once, bit, wanted & Wanted.ONCE)
         else:
-            shared = found.groups.setdefault(text, RemoteGroup(text, group, wanted_filter))
+            shared = found.groups.get(text)
+            if shared is None:
+                shared = found.groups[text] = RemoteGroup(text, group, wanted_filter)
+                self._groups.clear()
             shared.connected = _with(shared.connected, bit, wanted & Wanted.CONNECTED)
             shared.offline = _with(shared.offline, bit, wanted & Wanted.OFFLINE)
             if not shared.connected | shared.offline:
                 del found.groups[text]
+                self._groups.clear()
         if not found.messages | found.once and not found.groups:
             del self._by_filter[wanted_filter]
             self._tree.remove(wanted_filter)
@@ -120,7 +130,12 @@ class RemoteFilters:
 
     def groups(self, name: bytes) -> list[RemoteGroup]:
         """Return the shared subscriptions that match a topic."""
-        return [group for one in self.match(name) for group in one.groups.values()]
+        known = self._groups.get(name)
+        if known is None:
+            if len(self._groups) >= MAX_KNOWN_GROUPS:
+                self._groups.clear()
+            known = self._groups[name] = [group for one in self.match(name) for group in one.groups.values()]
+        return known
 
     def group(self, text: str) -> RemoteGroup | None:
         """Return the shared subscription with this text, if another node has it."""

@@ -53,7 +53,7 @@ class MqttNodes:
 
     Attributes:
         filters: the filters of other nodes.
-        retained_changed, take_session, session_connected: see `ClusterMqtt`.
+        retained_changed, take_session, session_connected, is_unsure: see `ClusterMqtt`.
         on_session_message: called with a message of another node for one session.
     """
 
@@ -63,6 +63,7 @@ class MqttNodes:
         self.retained_changed: Callable[[bytes], object] = lambda name: None
         self.take_session: TakeSession = lambda client_id, user, is_clean: True
         self.session_connected: Callable[[Device], object] = lambda device: None
+        self.is_unsure: Callable[[str], bool] = lambda client_id: False
         self.on_session_message: Callable[[Numbered], object] = lambda found: None
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""
@@ -332,33 +333,39 @@ class MqttNodes:
         return self._lost.wanting(key, key[0], topic.name) | self._lost.left(bits)
 
     def group_put(self, topic: Topic) -> Put | None:
-        """Return a function that sends batches to clients of shared subscriptions that only other nodes have.
+        """Return a function that sends batches to shared subscriptions that only other nodes have; None for none.
 
-        `Devices` decides about those that this hub has too.
+        With clients of the topic here, `Devices` calls `send_to_groups` for messages of MQTT clients when it delivers
+        them. A client of a group that comes or leaves before that would otherwise double or lose messages.
         """
-        lost = self._lost.filters
-        if not len(self.filters) and not len(lost):
-            return None
         name = topic.name or b""
-        groups = self.filters.groups(name)
-        lost_groups = lost.groups(name) if len(lost) else []
-        if not groups and not lost_groups:
+        if not self.has_groups(name):
             return None
-        known = {group.text for group in groups}
-        lost_groups = [group for group in lost_groups if group.text not in known]
 
         def send(batch: bytes) -> None:
             devices = self._broker.devices
-            for group in groups:
-                if devices is None or not devices.has_group(group.filter, group.name):
-                    bits = group.connected or group.offline
-                    if not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
-                        self._keep_for_group(group.text, group.connected | group.offline, name, batch)
-            for group in lost_groups:
-                if devices is None or not devices.has_group(group.filter, group.name):
-                    self._keep_for_group(group.text, 0, name, batch)
+            is_delivered = devices is not None and topic in devices.by_topic
+            if not (is_delivered and isinstance(batch, MqttBatch)) or batch.origin & AGAIN:
+                self.send_to_groups(name, batch)
 
         return send
+
+    def has_groups(self, name: bytes) -> bool:
+        """See `ClusterMqtt`."""
+        return any(len(one) and one.groups(name) for one in (self.filters, self._lost.filters))
+
+    def send_to_groups(self, name: bytes, batch: bytes) -> None:
+        """See `ClusterMqtt`."""
+        devices, lost, known = self._broker.devices, self._lost.filters, set[str]()
+        for group in self.filters.groups(name) if len(self.filters) else ():
+            known.add(group.text)
+            if devices is None or not devices.has_group(group.filter, group.name):
+                bits = group.connected or group.offline
+                if not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
+                    self._keep_for_group(group.text, group.connected | group.offline, name, batch)
+        for group in lost.groups(name) if len(lost) else ():
+            if group.text not in known and (devices is None or not devices.has_group(group.filter, group.name)):
+                self._keep_for_group(group.text, 0, name, batch)
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """See `ClusterMqtt`."""

@@ -231,6 +231,10 @@ class SessionMoves:
             if len(self._unsure) > MAX_UNSURE:
                 del self._unsure[next(iter(self._unsure))]
 
+    def is_unsure(self, client_id: str) -> bool:
+        """See `ClusterMqtt`."""
+        return client_id in self._unsure
+
     def _on_answer(self, node: RemoteNode, answer: Json) -> None:
         move = self._moves.get(answer["request"])
         if move is None or move.client_id != answer["id"] or node not in move.waiting:  # the answer is too late

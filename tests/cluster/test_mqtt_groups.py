@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from smqrt.broker.mqtt.arrivals import AGAIN, CHOSEN
-from smqrt.broker.mqtt.messages import Message
+from smqrt.broker.mqtt.messages import Message, mqtt_batch
 from smqrt.broker.outbox import Drop
+from smqrt.broker.routes import destination
 from smqrt.cluster import mqtt_sessions, mqtt_streams
 from smqrt.errors import ProtocolError
 from smqrt.wire import cluster_mqtt
 from smqrt.wire.cluster_mqtt import Numbered, WireMessages
 from smqrt.wire.mqtt.packets import ConnectPacket, encode
 from smqrt.wire.smq import publish_frame
+from tests.broker.mqtt.hub import MqttHub
 from tests.broker.mqtt.memory_devices import MemoryDevice
 from tests.cluster.mqtt_hubs import KEPT, Device, FileCluster, MqttCluster
 from tests.cluster.test_mqtt_kills import waiting
@@ -347,3 +349,38 @@ def test_a_session_that_was_handed_over_is_older_than_that_of_the_new_node() -> 
     assert "worker" in cluster.members[0].sessions._leaving
     cluster.publish(0, b"a", b"2", qos=1)
     assert sorted(Device(cluster, 0, "worker", qos=1).take()) == [b"1", b"2"]
+
+
+# ---- groups that come and leave between the publication and the delivery
+
+
+def publish_only(hub: MqttHub, payload: bytes, qos: int) -> None:
+    """Publish a message that is not delivered yet."""
+    topic = hub.broker.topic_table.named(b"job/1")
+    batch = mqtt_batch(publish_frame(topic.id, 7, 0, payload), qos)
+    destination(hub.broker, topic.id, 7, hub.broker.server).deliver(batch)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_group_that_begins_before_the_delivery_gets_a_message_once(qos: int) -> None:
+    cluster = MqttCluster()
+    cluster.hubs[0].client("plain", "job/1")
+    _, far = cluster.hubs[1].client("far", GROUP, qos=qos)
+    cluster.settle()
+    publish_only(cluster.hubs[0], b"1", qos)
+    _, near = cluster.hubs[0].client("near", GROUP, qos=qos)
+    cluster.settle()
+    assert near.take() + far.take() == [b"1"]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_group_that_ends_before_the_delivery_does_not_lose_a_message(qos: int) -> None:
+    cluster = MqttCluster()
+    cluster.hubs[0].client("plain", "job/1")
+    near, _ = cluster.hubs[0].client("near", GROUP, qos=qos)
+    _, far = cluster.hubs[1].client("far", GROUP, qos=qos)
+    cluster.settle()
+    publish_only(cluster.hubs[0], b"1", qos)
+    cluster.hubs[0].devices.unsubscribe(near, GROUP)
+    cluster.settle()
+    assert far.take() == [b"1"]

@@ -206,3 +206,36 @@ def test_a_packet_identifier_of_a_message_for_a_group_is_free_after_pubrel() -> 
         publisher.inner.feed(encode_acknowledgement(PacketType.PUBREL, 7, 5))
         cluster.write(0)
     assert far.take() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_client_that_has_not_seen_that_its_session_is_lost_is_told_again(is_answered: bool) -> None:
+    cluster = with_reader(wait_s=5)
+    cluster.kill(1)
+    device = Device(cluster, 0, "reader")
+    cluster.hubs[0].tick(6)
+    if is_answered:
+        cluster.write(0)
+        device.settle()
+        assert device.is_kept is False
+    device.lost()
+    cluster.write(0)
+    again = Device(cluster, 0, "reader")
+    cluster.write(0)
+    again.settle()
+    assert again.is_kept is False
+    again.subscribe("b").lost()
+    kept = Device(cluster, 0, "reader")
+    cluster.write(0)
+    kept.settle()
+    assert kept.is_kept
+
+
+def test_a_session_without_anything_is_kept_at_other_times() -> None:
+    cluster = with_reader()
+    Device(cluster, 0, "empty").lost()
+    cluster.write(0)
+    kept = Device(cluster, 0, "empty")
+    cluster.write(0)
+    kept.settle()
+    assert kept.is_kept

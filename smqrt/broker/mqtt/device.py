@@ -326,6 +326,11 @@ class Device:
             self.rows = None
 
     @property
+    def is_blank(self) -> bool:
+        """Whether it has neither subscriptions nor messages nor packet identifiers."""
+        return not (self.subscriptions or self.in_flight or self.waiting or self.unreleased)
+
+    @property
     def _can_send(self) -> bool:
         client = self.client
         return client is not None and len(self.in_flight) - len(self._unsent) < client.window and client.has_room

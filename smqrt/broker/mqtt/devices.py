@@ -6,7 +6,7 @@ the MQTT clients. So all routes, hooks, the journal and backpressure are the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from struct import unpack
@@ -22,9 +22,7 @@ from smqrt.broker.mqtt.filters import (
     Filter,
     FilterSet,
     FilterTable,
-    Group,
     Options,
-    delivery,
     mqtt_name,
     shared_options,
     split_shared,
@@ -34,6 +32,7 @@ from smqrt.broker.mqtt.ledger import Ledger
 from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
+from smqrt.broker.mqtt.shared_delivery import any_device, deliver_shared, forward
 from smqrt.broker.mqtt.shared_rows import SharedRows
 from smqrt.broker.mqtt.system_topics import SystemTopics
 from smqrt.broker.mqtt.take_overs import TakeOvers
@@ -379,7 +378,8 @@ class Devices(DeliveryQueue):
             yield
         elif (found := self.by_topic.get(topic)) is None:
             if isinstance(batch, ArrivedBatch) and batch.group:
-                self._forward(batch.group, topic.name, batch)
+                forward(self, batch.group, topic.name, batch)
+            self._send_to_groups(topic.name, batch)
             yield
         else:
             if self.ledger is not None and isinstance(batch, MqttBatch) and batch.qos:
@@ -387,6 +387,12 @@ class Devices(DeliveryQueue):
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
             if isinstance(batch, MqttBatch) and batch.qos and batch.origin:
                 self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
+            self._send_to_groups(topic.name, batch)
+
+    def _send_to_groups(self, name: bytes, batch: bytes) -> None:
+        """Send messages of a client of this hub to shared subscriptions of other nodes, see `ClusterMqtt`."""
+        if self.broker.cluster is not None and isinstance(batch, MqttBatch) and batch.group is None:
+            self.broker.cluster.mqtt.send_to_groups(name, batch)
 
     def deliver_at_once(self, batch: bytes) -> bool:
         """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
@@ -407,6 +413,7 @@ class Devices(DeliveryQueue):
             one.device.deliver(run, one)
         if isinstance(batch, MqttBatch) and batch.origin:
             self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
+        self._send_to_groups(topic.name, batch)
         return True
 
     def _count_copies(self, batch: bytes, copies: int) -> None:
@@ -443,7 +450,7 @@ class Devices(DeliveryQueue):
 
     def deliver_run(self, run: Run, found: FilterSet) -> Iterator[None]:
         """Pass a batch to the subscribers of its topic, in portions."""
-        deliveries, may_read, batch = found.known_deliveries, _any_device, run.batch
+        deliveries, may_read, batch = found.known_deliveries, any_device, run.batch
         if deliveries is None:
             deliveries = yield from found.deliveries()
         groups = found.groups if found.has_groups else ()  # now: later, a `WideSet` may have to find them again
@@ -459,47 +466,9 @@ class Devices(DeliveryQueue):
                 one.device.deliver(run, one)
                 yield
         if group and all(one.text != group for one in groups):
-            self._forward(group, run.name, batch)
+            forward(self, group, run.name, batch)
         elif group != "" and groups:
-            yield from self._deliver_shared(run, groups, group, may_read)
-
-    def _forward(self, group: str, name: bytes, batch: bytes) -> None:
-        """Send messages for a shared subscription on, whose clients have left while the messages were on the way."""
-        if self.broker.cluster is not None:
-            self.broker.cluster.mqtt.forward_to_group(group, name, batch)
-        else:
-            self.broker.stats.drop(Drop.UNROUTED, self._count(batch))
-
-    def _deliver_shared(
-        self, run: Run, groups: Iterable[Group], wanted: str | None, may_read: Callable[[Device], bool]
-    ) -> Iterator[None]:
-        """Deliver a batch to one client of each shared subscription, or of the one with the text `wanted`."""
-        cluster = self.broker.cluster
-        for group in groups:
-            if wanted is not None and group.text != wanted:
-                yield
-                continue
-            if (
-                cluster is not None
-                and not group.is_connected
-                and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
-            ):
-                continue
-            is_divided = may_read is _any_device and group.is_connected and run.count > 1
-            frames = run.frames if is_divided else []
-            for device, some in group.divide(run.count) if is_divided else ():
-                options = group.members.get(device) if device in group.connected else None
-                # A member may have left meanwhile.
-                chosen = delivery(device, [options]) if options else (yield from group.choose(may_read))
-                if chosen is not None:
-                    chosen.device.deliver(run.part(frames, some), chosen, True)
-                yield
-            has_ids = isinstance(run.batch, MqttBatch) and run.batch.origin != 0
-            for part in () if is_divided else run.singles() if run.count > 1 or has_ids else (run,):
-                chosen = yield from group.choose(may_read)
-                if chosen is not None:
-                    chosen.device.deliver(part, chosen, True)
-                yield
+            yield from deliver_shared(self, run, groups, group, may_read)
 
     def _count(self, batch: bytes) -> int:
         known = batch.messages if isinstance(batch, MqttBatch) else 0
@@ -666,7 +635,10 @@ class Devices(DeliveryQueue):
         self.groups_changed(device)
         if device.is_pressed or device.is_stuck:
             self.relieved(device)
-        if not device.expiry_s:
+        cluster = self.broker.cluster
+        # The client may not know that it has lost its session, and would not subscribe again to one that is kept.
+        is_doubtful = cluster is not None and device.is_blank and cluster.mqtt.is_unsure(device.client_id)
+        if not device.expiry_s or is_doubtful:
             self.end(device)
             return
         if len(self.offline) >= self.limits.sessions:
@@ -741,10 +713,6 @@ class Devices(DeliveryQueue):
         if is_kept and self.broker.cluster is not None:
             self.broker.cluster.mqtt.retained_changed(message.name)
         return is_kept
-
-
-def _any_device(device: Device) -> bool:
-    return True
 
 
 def is_valid_name(name: bytes, levels: int) -> bool:

@@ -259,11 +259,20 @@ class PublishingClient(MqttSession):
         """Return whether the acknowledgements of messages wait for the disk; otherwise it gets nothing of them."""
         if self.devices.ledger is None:
             return False
-        is_forwarded = batch.received is not None and self.broker.cluster is not None  # once its identifier is saved
+        is_forwarded = self._is_forwarded(batch)
         is_saved = not batch.drops and (is_forwarded or self.devices.is_saved(batch))
         if not is_saved:
             batch.received = None  # the client may use the identifiers again before the messages are delivered
         return is_saved
+
+    def _is_forwarded(self, batch: MqttBatch) -> bool:
+        """Return whether other nodes get messages later: with QoS 2 when their packet identifiers are saved, for shared
+        subscriptions when they are delivered here.
+        """
+        cluster, topic = self.broker.cluster, self.broker.topic_table.by_key.get(batch[smq.TID])
+        if cluster is None:
+            return False
+        return batch.received is not None or (topic is not None and cluster.mqtt.has_groups(topic.name or b""))
 
     def _send_answers(self, qos: int, numbers: bytes, code: Reason, is_saved: bool = False) -> None:
         """Send PUBACK or PUBREC for each message, in one write; nothing with QoS 0.
