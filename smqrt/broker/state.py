@@ -272,8 +272,8 @@ class ClusterMqtt(Protocol):
     def has_groups(self, name: bytes) -> bool:
         """Return whether other nodes have shared subscriptions that match a topic."""
 
-    def send_to_groups(self, name: bytes, batch: bytes) -> None:
-        """Send a batch of this hub to one client of each shared subscription that only other nodes have."""
+    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str]) -> None:
+        """Send a batch of this hub to one client of each shared subscription of other nodes, except `own` ones."""
 
     def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:
         """Send a batch on, which another node has sent for a shared subscription that this hub does not have."""

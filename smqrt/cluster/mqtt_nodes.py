@@ -6,7 +6,7 @@ it the messages with the name of the topic, until that node has created the topi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from math import ceil, inf
 
 from smqrt.broker.broker import Broker
@@ -346,7 +346,9 @@ class MqttNodes:
             devices = self._broker.devices
             is_delivered = devices is not None and topic in devices.by_topic
             if not (is_delivered and isinstance(batch, MqttBatch)) or batch.origin & AGAIN:
-                self.send_to_groups(name, batch)
+                groups = (*self.filters.groups(name), *self._lost.filters.groups(name)) if devices is not None else ()
+                own = [group.text for group in groups if devices.has_group(group.filter, group.name)]
+                self.send_to_groups(name, batch, own)
 
         return send
 
@@ -354,17 +356,17 @@ class MqttNodes:
         """See `ClusterMqtt`."""
         return any(len(one) and one.groups(name) for one in (self.filters, self._lost.filters))
 
-    def send_to_groups(self, name: bytes, batch: bytes) -> None:
+    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str]) -> None:
         """See `ClusterMqtt`."""
-        devices, lost, known = self._broker.devices, self._lost.filters, set[str]()
+        lost, known = self._lost.filters, set(own)
         for group in self.filters.groups(name) if len(self.filters) else ():
-            known.add(group.text)
-            if devices is None or not devices.has_group(group.filter, group.name):
+            if group.text not in known:
+                known.add(group.text)
                 bits = group.connected or group.offline
                 if not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
                     self._keep_for_group(group.text, group.connected | group.offline, name, batch)
         for group in lost.groups(name) if len(lost) else ():
-            if group.text not in known and (devices is None or not devices.has_group(group.filter, group.name)):
+            if group.text not in known:
                 self._keep_for_group(group.text, 0, name, batch)
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:

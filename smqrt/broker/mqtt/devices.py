@@ -379,7 +379,7 @@ class Devices(DeliveryQueue):
         elif (found := self.by_topic.get(topic)) is None:
             if isinstance(batch, ArrivedBatch) and batch.group:
                 forward(self, batch.group, topic.name, batch)
-            self._send_to_groups(topic.name, batch)
+            self._send_to_groups(topic.name, batch, ())
             yield
         else:
             if self.ledger is not None and isinstance(batch, MqttBatch) and batch.qos:
@@ -387,12 +387,11 @@ class Devices(DeliveryQueue):
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
             if isinstance(batch, MqttBatch) and batch.qos and batch.origin:
                 self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
-            self._send_to_groups(topic.name, batch)
 
-    def _send_to_groups(self, name: bytes, batch: bytes) -> None:
+    def _send_to_groups(self, name: bytes, batch: bytes, own: Iterable[Group]) -> None:
         """Send messages of a client of this hub to shared subscriptions of other nodes, see `ClusterMqtt`."""
         if self.broker.cluster is not None and isinstance(batch, MqttBatch) and batch.group is None:
-            self.broker.cluster.mqtt.send_to_groups(name, batch)
+            self.broker.cluster.mqtt.send_to_groups(name, batch, [group.text for group in own])
 
     def deliver_at_once(self, batch: bytes) -> bool:
         """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
@@ -413,7 +412,7 @@ class Devices(DeliveryQueue):
             one.device.deliver(run, one)
         if isinstance(batch, MqttBatch) and batch.origin:
             self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
-        self._send_to_groups(topic.name, batch)
+        self._send_to_groups(topic.name, batch, ())
         return True
 
     def _count_copies(self, batch: bytes, copies: int) -> None:
@@ -454,6 +453,7 @@ class Devices(DeliveryQueue):
         if deliveries is None:
             deliveries = yield from found.deliveries()
         groups = found.groups if found.has_groups else ()  # now: later, a `WideSet` may have to find them again
+        self._send_to_groups(run.name, batch, groups)
         chosen: list[Delivery] = deliveries
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, deliveries)
