@@ -6,7 +6,7 @@ the MQTT clients. So all routes, hooks, the journal and backpressure are the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from struct import unpack
@@ -22,6 +22,7 @@ from smqrt.broker.mqtt.filters import (
     Filter,
     FilterSet,
     FilterTable,
+    Group,
     Options,
     mqtt_name,
     shared_options,
