@@ -659,4 +659,5 @@ HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
     LinkType.GREETING: lambda cluster, node, packet: cluster.streams.on_greeting(node, packet),
     LinkType.CONTINUE: lambda cluster, node, packet: cluster.streams.on_continue(node, packet),
     LinkType.ARRIVED: lambda cluster, node, packet: cluster.streams.on_arrived(node, packet),
+    LinkType.DECLINED: lambda cluster, node, packet: cluster.mqtt.on_declined(packet),
 }

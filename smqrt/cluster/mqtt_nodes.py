@@ -20,7 +20,7 @@ from smqrt.broker.state import BrokerPeer, TakeSession
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration
 from smqrt.cluster.mqtt_filters import RemoteFilters, RemoteGroup
-from smqrt.cluster.mqtt_streams import MqttStreams
+from smqrt.cluster.mqtt_streams import Entry, MqttStreams
 from smqrt.cluster.remote_node import RemoteNode, count_messages
 from smqrt.cluster.state import ClusterState
 from smqrt.errors import CloseReason, ProtocolError
@@ -36,6 +36,8 @@ MAX_FILTERS = 100_000
 """The maximum number of filters of one node. With more, it gets all messages."""
 FILTER_BYTES = 400
 """The approximate memory for a filter of another node, without its text."""
+GROUP_TRIES, GROUP_TRY_S = 5, 0.5
+"""How often, and after which time, a hub looks for a client of a shared subscription that has left another node."""
 PORTION_ITEMS = 64
 """Filters that one background step of a snapshot sends."""
 FILTERS = Limit("cluster_filters", "", f"a node has more than {MAX_FILTERS} filters, and gets all messages from now on")
@@ -377,12 +379,15 @@ class MqttNodes:
     def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:
         """See `ClusterMqtt`.
 
-        The batch does not circle: a node has announced that it has lost the clients before it sends the batch on. With
-        `persist`, its number in the stream is saved before a batch with QoS 2 is sent on, and after one with QoS 1.
+        The other node gets a numbered batch back: it still keeps it, while this process might be killed. The batch does
+        not circle: a node has announced that it has lost the clients before it returns a batch or sends it on.
         """
-        devices = self._broker.devices
-        if devices.ledger is not None and isinstance(batch, MqttBatch) and batch.arrived is not None:
-            devices.ledger.touch(batch.arrived)
+        if isinstance(batch, MqttBatch) and batch.arrived is not None:
+            ledger = self._broker.devices.ledger
+            if ledger is not None:
+                ledger.touch(batch.arrived)
+            if self._streams.decline(*batch.arrived):
+                return
             batch.is_delivered = True
         group = self.filters.group(text)
         bits = 0 if group is None else group.connected or group.offline
@@ -390,6 +395,26 @@ class MqttNodes:
             return
         if not self._keep_for_group(text, bits, name, batch):
             self._broker.stats.drop(Drop.UNROUTED, count_messages(batch))
+
+    def on_declined(self, packet: bytes) -> None:
+        """Process Declined: choose another client of the shared subscription."""
+        entry = self._streams.take_declined(packet)
+        if entry is not None and entry.messages.group:
+            self._choose_again(entry, GROUP_TRIES)
+
+    def _choose_again(self, entry: Entry, tries: int) -> None:
+        """Deliver messages to a shared subscription whose client has left another node.
+
+        This hub may not know yet where the client is now.
+        """
+        broker, text = self._broker, entry.messages.group.decode("utf-8", "replace")
+        name, wanted = split_shared(text) or (None, "")
+        is_known = self.filters.group(text) is not None or self._lost.filters.group(text) is not None
+        if tries and not is_known and not broker.devices.has_group(wanted, name or ""):
+            broker.call_later(GROUP_TRY_S, lambda: self._choose_again(entry, tries - 1))
+            return
+        left_ms = left_ms_of(entry.expires_s, broker.clock())
+        self._deliver_to_group(entry.messages._replace(left_ms=left_ms), entry.origin & ~AGAIN)
 
     def _send_to_group(self, group: RemoteGroup, name: bytes, batch: bytes, bits: int) -> bool:
         nodes = [node for node in self._nodes_with(bits) if not node.gone]
@@ -455,28 +480,46 @@ class MqttNodes:
             self._deliver(node, found.messages, found)
 
     def _deliver(self, node: RemoteNode, found: WireMessages, numbered: Numbered | None = None) -> None:
+        if found.group:
+            arrived = (numbered.stream, numbered.number) if numbered is not None else None
+            self._deliver_to_group(found, numbered.origin & ~AGAIN if numbered is not None else 0, arrived)
+            return
         broker, count = self._broker, smq.count_frames(found.frames)
         topic = self._wanted_topic(found.name)
-        if (broker.devices if found.group else topic) is None:
+        if topic is None:
             broker.stats.drop(Drop.UNROUTED, count)
             return
-        topic_id = topic.id if topic is not None else 0
-        batch = self._unpacked(
-            found, wire.rewritten(found.frames, topic_id, int.from_bytes(found.frames[smq.PTID], "big"))
-        )
+        batch = self._unpacked(found, topic.id)
         if numbered is not None and isinstance(batch, MqttBatch):
             batch.origin, batch.arrived = numbered.origin & ~AGAIN, (numbered.stream, numbered.number)
-        if topic is None:
-            self.forward_to_group(found.group.decode("utf-8", "replace"), found.name, batch)
-        elif found.group:
-            broker.devices.put(batch)
-        elif found.large is not None and isinstance(batch, MqttBatch):
+        if found.large is not None and isinstance(batch, MqttBatch):
             if broker.devices is not None:
                 large_messages.deliver(broker.devices, topic, batch)
         else:
             if count > 1:
                 node.count_batch(topic.key, count - 1)
             (node.routes.get(topic.key) or node.resolve(topic.key)).deliver(batch)
+
+    def _deliver_to_group(self, found: WireMessages, origin: int, arrived: tuple[int, int] | None = None) -> None:
+        """Deliver messages to a client of a shared subscription, here or at another node.
+
+        Args:
+            found: the messages.
+            origin, arrived: see `MqttBatch`.
+        """
+        broker = self._broker
+        if broker.devices is None:
+            broker.stats.drop(Drop.UNROUTED, smq.count_frames(found.frames))
+            return
+        topic = self._wanted_topic(found.name)
+        batch = self._unpacked(found, topic.id if topic is not None else 0)
+        if isinstance(batch, MqttBatch):
+            batch.origin, batch.arrived = origin, arrived
+            batch.is_delivered = arrived is None
+        if topic is not None:
+            broker.devices.put(batch)
+        else:
+            self.forward_to_group(found.group.decode("utf-8", "replace"), found.name, batch)
 
     def _wanted_topic(self, name: bytes) -> Topic | None:
         """Return the topic with this name; it is created if a filter matches it."""
@@ -492,7 +535,8 @@ class MqttNodes:
             return None
         return broker.topic_table.named(name)
 
-    def _unpacked(self, found: WireMessages, frames: bytes) -> bytes:
+    def _unpacked(self, found: WireMessages, topic_id: int) -> bytes:
+        frames = wire.rewritten(found.frames, topic_id, int.from_bytes(found.frames[smq.PTID], "big"))
         group = found.group.decode("utf-8", "replace")
         if not found.is_mqtt:
             return ArrivedBatch.of(frames, group) if group else frames

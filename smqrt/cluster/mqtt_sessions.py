@@ -579,7 +579,11 @@ class SessionMoves:
             leaving.device.origins.known.update(prefix_of(node.identity) for node in answering)
 
     def _end_after_messages(self, leaving: _Leaving) -> Iterator[None]:
-        yield from self._send_waiting(leaving, is_last=True)
+        yield from self._send_waiting(leaving)
+        if leaving.device.waiting and self._leaving.get(leaving.device.client_id) is leaving:
+            later = partial(run_in_background, self._end_after_messages(leaving))
+            self._state.broker.call_later(LATE_S, later)
+            return
         self._end(leaving.device.client_id, leaving)
         if leaving.stream is not None:
             end = json.dumps({"id": leaving.device.client_id, "identifiers": "", "is_end": True}).encode()
@@ -590,16 +594,15 @@ class SessionMoves:
         """Whether another node may have messages for a session: one that is lost, or does not answer."""
         return bool(self._lost.nodes) or any(node.send_queue.is_quiet for node in self._state.remotes)
 
-    def _send_waiting(self, leaving: _Leaving, is_rest: bool = False, is_last: bool = False) -> Iterator[None]:
+    def _send_waiting(self, leaving: _Leaving, is_rest: bool = False) -> Iterator[None]:
         """Send the messages that wait in a session to its new node, in portions, as far as the link takes them.
 
         Args:
             leaving: the session.
             is_rest: whether they have waited when the session was handed over.
-            is_last: whether the session ends then, so that the stream keeps all of them.
         """
         device, stream = leaving.device, leaving.stream
-        while device.waiting and (stream is None or is_last or stream.has_room):
+        while device.waiting and (stream is None or stream.has_room):
             if stream is None and leaving.node.gone:
                 return
             messages = device.take_waiting(PORTION_BYTES)

@@ -158,8 +158,8 @@ class MessageStream:
 
     @property
     def has_room(self) -> bool:
-        """Whether another portion of messages would soon be sent; also if they would be lost."""
-        return self.is_ended or self.size_bytes < WINDOW_BYTES
+        """Whether another portion of messages would be sent at once; also if they would be lost."""
+        return self.is_ended or (self.is_open and not self._waiting and self.size_bytes < WINDOW_BYTES)
 
     def _has_room(self, size: int) -> bool:
         return not self._sent or self._sent_bytes + size <= WINDOW_BYTES
@@ -196,6 +196,17 @@ class MessageStream:
         if self.queue is not None:
             self.is_open = True
             self.pump()
+
+    def take_declined(self, number: int) -> Entry | None:
+        """Remove and return messages whose shared subscription the receiver does not have."""
+        for entries in (self._sent, self._waiting):
+            entry = next((one for one in entries if one.number == number), None)
+            if entry is not None:
+                entries.remove(entry)
+                self._sent_bytes -= entry.size_bytes if entries is self._sent else 0
+                self._forget(entry)
+                return entry
+        return None
 
     def _forget(self, entry: Entry) -> None:
         self.size_bytes -= entry.size_bytes
@@ -266,6 +277,8 @@ class MqttStreams:
         self._by_identity: dict[bytes, MessageStream] = {}
         self._by_id: dict[int, MessageStream] = {}
         self._unacknowledged: dict[tuple[RemoteNode, int], None] = {}
+        self._senders: dict[int, RemoteNode] = {}
+        """The node that has sent the last messages of each stream."""
         self._publishers: list[BrokerPeer] = []
         self.on_caught_up: Callable[[], object] = lambda: None
         self._behind: dict[RemoteNode, tuple[int, int] | None] = {}
@@ -367,6 +380,7 @@ class MqttStreams:
         self._caught_up(node)
         for key in [one for one in self._unacknowledged if one[0] is node]:
             del self._unacknowledged[key]
+        self._senders = {stream: sender for stream, sender in self._senders.items() if sender is not node}
         if stream is None or stream.queue is not node.send_queue:
             return
         stream.detach()
@@ -457,6 +471,25 @@ class MqttStreams:
             stream.arrived(last)
             self._relieve()
 
+    def decline(self, stream: int, number: int) -> bool:
+        """Return messages to their sender, since there is no client of their shared subscription here any more.
+
+        Returns:
+            Whether the sender is linked, and takes them.
+        """
+        sender = self._senders.get(stream)
+        if sender is None or sender.gone or sender.send_queue.version < cluster_mqtt.SESSION_VERSION:
+            return False
+        sender.send_queue.send([cluster_mqtt.position(LinkType.DECLINED, stream, number)])
+        ahead[sender.send_queue] = None  # before their number is saved: then a crash of this process loses nothing
+        return True
+
+    def take_declined(self, packet: bytes) -> Entry | None:
+        """Return the messages that another node declines; None if they are not those of a stream."""
+        number, declined = cluster_mqtt.parse_position(packet)
+        stream = self._by_id.get(number)
+        return stream.take_declined(declined) if stream is not None else None
+
     def must_wait(self, publisher: BrokerPeer) -> bool:
         """Return whether a publisher has to wait until links take its last messages; it is resumed then."""
         if not self.is_delayed:
@@ -503,6 +536,7 @@ class MqttStreams:
         if node.is_held or arrivals is None:
             return False
         self._acknowledge_later(node, found.stream)
+        self._senders[found.stream] = node
         is_new = arrivals.take(found.stream, found.number)
         expected = self._behind.get(node)
         if expected is not None and expected[0] == found.stream and found.number >= expected[1]:

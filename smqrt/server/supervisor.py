@@ -181,7 +181,7 @@ class RollingRestart:
 Report = Callable[[str], None]
 
 RESTART_DELAYS = RestartDelays(first_s=0.25, longest_s=5.0, steady_s=60.0)
-"""With a longer delay, a worker would be back after the time for which its MQTT clients wait, `cluster.session_wait_s`."""
+"""With longer delays, a worker would be back after its MQTT clients have given up; see `cluster.session_wait_s`."""
 MAX_FAILED_STARTS = 5
 """The server stops when a worker fails this often before it serves, and no other worker serves."""
 UNRESPONSIVE_S = 3.0

@@ -232,12 +232,12 @@ def parse_greeting(packet: bytes) -> bytes:
 
 
 def position(kind: LinkType, stream: int, number: int) -> bytes:
-    """Return a Continue or Arrived packet."""
+    """Return a Continue, Arrived or Declined packet."""
     return _POSITION.pack(kind, stream, number)
 
 
 def parse_position(packet: bytes) -> tuple[int, int]:
-    """Return stream and number of a Continue or Arrived packet. Raises ProtocolError when it is malformed."""
+    """Return stream and number of a Continue, Arrived or Declined packet. Raises ProtocolError when it is malformed."""
     if len(packet) != _POSITION.size:
         raise _short()
     _, stream, number = _POSITION.unpack(packet)

@@ -320,6 +320,8 @@ class LinkType(IntEnum):
     """`u64 stream, u64 number`: the last number of a stream that has arrived at the sender; 0 for none."""
     STREAMED = 0x40
     """`u16 count`, and the body of `smqrt.wire.cluster_mqtt.Numbered`."""
+    DECLINED = 0x3F
+    """`u64 stream, u64 number`: the sender has no client of the shared subscription that the messages were for."""
 
 
 class Announced(NamedTuple):

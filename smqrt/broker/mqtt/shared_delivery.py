@@ -30,7 +30,8 @@ def deliver_shared(
             yield
             continue
         if (
-            cluster is not None
+            wanted is None
+            and cluster is not None
             and not group.is_connected
             and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
         ):
