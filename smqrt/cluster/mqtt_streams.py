@@ -578,7 +578,7 @@ class MqttStreams:
         ledger = devices.ledger if devices is not None else None
         if ledger is not None and ledger.waits:
             ledger.barrier().answers.append((_Answer(call), b""))
-        elif devices is not None and devices.is_behind:
+        elif devices is not None and devices.is_delivering:
             mark = Acknowledgement()
             mark.send = call
             devices.put(mark)
