@@ -86,6 +86,33 @@ def test_in_node(installed: Path, serve: Callable[..., Served]) -> None:
     ]
 
 
+WRONG_ADDRESS = """
+import {SmqClient} from "@smqrt/client";
+
+for (const callbacks of [{}, {onclose() {}}, {onstate() {}}]) {
+    let attempts = 0, tried;
+    const third = new Promise(resolve => { tried = resolve; });
+    class Counting extends WebSocket {
+        constructor(url) {
+            super(url);
+            if (++attempts === 3) tried();
+        }
+    }
+    const smq = new SmqClient("http://127.0.0.1:1/smq.lsp", {reconnectDelay: 10, WebSocket: Counting, ...callbacks});
+    await third;
+    await smq.close();
+}
+"""
+
+
+def test_a_wrong_address_is_reported_once(installed: Path) -> None:
+    """By a client without callbacks, which would wait without a sign. The process ends when its clients are closed."""
+    (installed / "wrong.mjs").write_text(WRONG_ADDRESS, "utf-8")
+    assert npm.run("node", "wrong.mjs", cwd=installed).stdout == (
+        "SMQ: ws://127.0.0.1:1/smq.lsp: cannot connect. The client tries again until it is closed.\n"
+    )
+
+
 def test_the_example_of_a_request_in_the_manual(installed: Path, serve: Callable[..., Served]) -> None:
     (example,) = (text for text in re.findall(r"^```js\n(.*?)^```$", MANUAL, re.M | re.S) if "adder" in text)
     head = f'import {{SmqClient}} from "@smqrt/client";\nconst url = "{serve(APP).url}/smq.lsp";\n'
