@@ -108,6 +108,34 @@ def test_the_page_of_the_manual(serve, new_page, tmp_path):
     assert page.get_by_label("Greeting").input_value() == ""
 
 
+WORKER = """
+import {SmqClient} from "/rtl/smq.mjs";
+
+const smq = new SmqClient("smq.lsp");
+const stream = smq.messages("t");
+smq.publish("from a worker", "t");
+const {text} = (await stream.next()).value;
+await smq.close();
+postMessage(text);
+"""
+
+
+def test_a_worker_of_a_page_with_a_strict_policy(serve, new_page, tmp_path):
+    """A worker has neither a window nor a document; the policy forbids inline scripts and eval."""
+    policy = "<!doctype html><meta http-equiv=Content-Security-Policy content=\"default-src 'self'; img-src data:\">"
+    (tmp_path / "index.html").write_text(
+        f'{policy}<link rel="icon" href="data:,"><p></p><script type="module" src="page.mjs"></script>', "utf-8"
+    )
+    (tmp_path / "page.mjs").write_text(
+        'new Worker("worker.mjs", {type: "module"}).onmessage = event => {'
+        ' document.querySelector("p").textContent = event.data; };',
+        "utf-8",
+    )
+    (tmp_path / "worker.mjs").write_text(WORKER, "utf-8")
+    shutil.copy(APP / ".preload.py", tmp_path)
+    new_page(f"{serve(tmp_path).url}/").get_by_text("from a worker").wait_for()
+
+
 # ---- promises of names and subscriptions
 
 
