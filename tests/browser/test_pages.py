@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,14 +174,16 @@ def test_the_manual(served_demos: Served, new_page: Callable[..., Any]) -> None:
     expect(page.get_by_role("table").first).to_be_visible()
 
 
-def test_the_javascript_of_the_manual_runs(served_demos: Served, new_page: Callable[..., Any]) -> None:
+def test_the_page_with_the_script_of_the_manual(
+    serve: Callable[..., Served], new_page: Callable[..., Any], tmp_path: Path
+) -> None:
     manual = (REPOSITORY / "smqrt/help/clients.md").read_text("utf-8")
-    source = manual.partition("```js\n")[2].partition("```")[0]
-    page = new_page(served_demos.url + "/led/")
-    with page.expect_console_message(lambda message: message.text == "connected"):
-        page.evaluate(f"() => {{ {source}; window.manual = smq; }}")
-    with page.expect_console_message(lambda message: message.text == "21.5"):
-        page.evaluate("manual.publish('21.5', 'temperature', 'celsius')")
+    text = manual.partition("<!-- hello/temperature.html -->\n")[2].partition("```")[0]
+    (tmp_path / "index.html").write_text(text, "utf-8")
+    shutil.copy(REPOSITORY / "tests/browser/smqjs/app/.preload.py", tmp_path)
+    page = new_page(f"{serve(tmp_path).url}/")
+    page.get_by_text("connected").wait_for()
+    page.get_by_text("21.5 °C").wait_for()
 
 
 @pytest.mark.parametrize("name", ["chat", "led", "rpc", "auth", "python", "mqtt-house", "telemetry"])

@@ -3,8 +3,8 @@
 /** A topic: a name, or a number (tid, etid). "self" is the client's own etid. */
 export type Topic = string | number;
 export type Subtopic = string | number;
-/** Text is sent as UTF-8, the rest as bytes. */
-export type Payload = string | Uint8Array | ArrayBuffer | readonly number[];
+/** Text is sent as UTF-8; buffers and their views, such as Uint8Array and DataView, as the bytes they have; numbers as bytes. */
+export type Payload = string | ArrayBuffer | ArrayBufferView | readonly number[];
 export type State = "connecting" | "online" | "offline";
 
 export type SmqErrorCode = "aborted" | "closed" | "denied" | "full" | "lost" | "timeout" | "undelivered";
@@ -80,11 +80,11 @@ export interface JsonSubscription<T> extends SubscriptionOf<T> {
     datatype: "json";
 }
 
-export type Credentials = string | Uint8Array | readonly number[];
+export type Credentials = Payload;
 
 /** Functions that may be given as options, or assigned later. */
 export interface Callbacks {
-    /** Returns the credentials of a new connection. `seed` is a number of the broker, `ip` the own address as it sees it. */
+    /** Returns the credentials of a new connection; one that throws ends the client. `seed` is a number of the broker, `ip` the own address as it sees it. */
     onauth: ((seed: number, ip: string) => Credentials | null | undefined | Promise<Credentials | null | undefined>) | null;
     onconnect: ((etid: number, seed: number, ip: string) => void) | null;
     onreconnect: ((etid: number, seed: number, ip: string) => void) | null;
@@ -95,7 +95,9 @@ export interface Callbacks {
     onstate: ((state: State) => void) | null;
 }
 
-export interface SmqOptions extends Partial<Callbacks> {
+export type CallbackOptions = {[Name in keyof Callbacks]?: Callbacks[Name] | undefined};
+
+export interface SmqOptions extends CallbackOptions {
     /** Of this client, 6 to 255 bytes. A new connection with the same uid takes over. Default: chosen for each client. */
     uid?: string | undefined;
     /** A text for the broker's application. */

@@ -21,6 +21,7 @@ const INIT = 1, CONNECT = 2, CONNACK = 3, SUBSCRIBE = 4, SUBACK = 5, CREATE = 6,
     DISCONNECT = 11, PING = 12, PONG = 13, OBSERVE = 14, UNOBSERVE = 15, CHANGE = 16, CREATESUB = 17, CREATESUBACK = 18;
 const VERSION = 1, SELF = "self";
 const MAX_PAYLOAD_BYTES = 0xFFF0, MIN_UID_BYTES = 6, MAX_COUNTED_BYTES = 255, MAX_PACKET_BYTES = 0xFFFF;
+const MAX_NAME_BYTES = 0xFFF7, MAX_INFO_BYTES = 65000; // their packets fit into one frame
 const MAX_TIMER_MS = 0x7FFFFFFF; // a longer timer fires at once
 const MAX_PONGS_BYTES = 65536; // of queued Pongs, for a broker that pings without reading
 const MIN_RETRY_MS = 1000; // between two attempts when onclose says when, or when the page wakes
@@ -69,17 +70,29 @@ const utf8 = {
     decode: bytes => strictDecoder.decode(bytes), // throws when it is not UTF-8
 };
 
-function toBytes(data) {
+const isArrayBuffer = data => Object.prototype.toString.call(data) === "[object ArrayBuffer]"; // also one of another frame
+
+function toBytes(data) { // a copy, because messages can wait in the queue
     if (typeof data === "string") return utf8.encode(data);
-    return data instanceof ArrayBuffer ? new Uint8Array(data.slice(0)) : Uint8Array.from(data);
+    if (ArrayBuffer.isView(data)) return new Uint8Array(data.buffer, data.byteOffset, data.byteLength).slice();
+    if (isArrayBuffer(data)) return new Uint8Array(data.slice(0));
+    if (Array.isArray(data)) return Uint8Array.from(data);
+    const kind = data === null ? "null" : typeof data;
+    throw new TypeError(`SMQ: text, bytes or an array of bytes is needed, not ${kind}; pubjson sends other values as JSON`);
+}
+
+function toJson(value) {
+    const text = JSON.stringify(value);
+    if (text === undefined) throw new TypeError(`SMQ: ${typeof value} cannot be sent as JSON`);
+    return text;
 }
 
 /** Text and bytes as they are, any other value as JSON, also an array. */
-const toPayload = data => typeof data === "string" || data instanceof ArrayBuffer || ArrayBuffer.isView(data) ? data : JSON.stringify(data);
+const toPayload = data => typeof data === "string" || isArrayBuffer(data) || ArrayBuffer.isView(data) ? data : toJson(data);
 
 function packet(type, ...parts) { // a number becomes four bytes; other parts are text or bytes
     const chunks = parts.map(part => {
-        if (typeof part !== "number") return toBytes(part);
+        if (typeof part !== "number") return typeof part === "string" ? utf8.encode(part) : part;
         return [part >>> 24, part >>> 16 & 255, part >>> 8 & 255, part & 255];
     });
     const bytes = new Uint8Array(chunks.reduce((size, chunk) => size + chunk.length, 1));
@@ -135,6 +148,10 @@ class Names {
 
 const abortReason = signal => signal.reason || new SmqError("aborted", "the signal was aborted"); // no reason: an old browser
 
+function throwIfAborted(signal) {
+    if (signal && signal.aborted) throw abortReason(signal);
+}
+
 /** Calls `fn(reason)` when `signal`, which may be undefined, is aborted. Returns a function that ends this. */
 function onAbort(signal, fn) {
     if (!signal) return () => {};
@@ -176,8 +193,6 @@ class Waiters {
         this.open = new Set();
     }
     wait(what, options) {
-        const {signal} = options;
-        if (signal && signal.aborted) return Promise.reject(abortReason(signal));
         const waiter = new Waiter(what, options, () => this.open.delete(waiter));
         this.open.add(waiter);
         return waiter.promise;
@@ -316,8 +331,10 @@ function onWake(wake) {
 function checked(given, defaults) { // the options, with defaults; throws a RangeError that names the wrong one
     const opt = Object.assign({}, given);
     for (const name of Object.keys(defaults)) if (opt[name] === undefined) opt[name] = defaults[name];
-    const uidBytes = opt.uid ? utf8.length(opt.uid) : MIN_UID_BYTES;
+    if (opt.uid && typeof opt.uid !== "string") throw new TypeError(`SMQ: a uid is text, not ${typeof opt.uid}: ${opt.uid}`);
+    const uidBytes = opt.uid ? utf8.length(opt.uid) : MIN_UID_BYTES, infoBytes = utf8.length(String(opt.info || ""));
     if (uidBytes < MIN_UID_BYTES || uidBytes > MAX_COUNTED_BYTES) throw new RangeError("SMQ: a uid has 6 to 255 bytes: " + opt.uid);
+    if (infoBytes > MAX_INFO_BYTES) throw new RangeError(`SMQ: info has at most ${MAX_INFO_BYTES} bytes, not ${infoBytes}`);
     for (const name of ["reconnectDelay", "reconnectDelayMax", "pong", "queueMessages", "queueBytes"]) {
         if (!(opt[name] > 0)) throw new RangeError(`SMQ: ${name} is a number above 0, not ${opt[name]}`);
     }
@@ -332,7 +349,10 @@ function checked(given, defaults) { // the options, with defaults; throws a Rang
 }
 
 function checkName(name, what) { // a wrong one would wait for its number in front of all other messages
-    if (typeof name !== "string" && typeof name !== "number") throw new TypeError(`SMQ: a ${what} is a name or a number, not ${name}`);
+    if (typeof name === "number") return;
+    if (typeof name !== "string") throw new TypeError(`SMQ: a ${what} is a name or a number, not ${String(name)}`);
+    const bytes = name.length * 3 > MAX_NAME_BYTES ? utf8.length(name) : 0; // a character of a string has at most 3 bytes
+    if (bytes > MAX_NAME_BYTES) throw new RangeError(`SMQ: a ${what} has at most ${MAX_NAME_BYTES} bytes, not ${bytes}`);
 }
 
 /** Makes `self` a client. Its state is in this function, so that methods also work when they are passed on alone. */
@@ -353,9 +373,11 @@ function start(self, url, given, defaults) {
     let failures = 0, openedAt = 0;  // attempts since the last stable connection; when the last one began
     let heardAt = 0, pingTimer = 0, pongTimer = 0;
     let pongs = [];                  // what the next Pongs confirm: functions
-    let unconfirmed = 0;             // sent messages that the broker has not confirmed
+    let sent = 0, confirmed = 0;     // messages of this connection; a Pong confirms those sent before its Ping
     let closing = null;              // after disconnect(): {promise, resolve, timer, pinged}
     let ended = false, reason = "";  // ended permanently: nothing can be sent
+    let isDelivered = true;          // at the end: whether the broker has received all messages
+    let hasWarned = false;           // that the first attempt has failed
 
     // -- connecting
 
@@ -363,7 +385,7 @@ function start(self, url, given, defaults) {
         let opened = false; // whether this connection was accepted
         const ws = sock = new Socket(address);
         ws.binaryType = "arraybuffer";
-        unconfirmed = 0;
+        sent = confirmed = 0;
         openedAt = performance.now();
         retryTimer = 0;
         clearTimeout(openTimer);
@@ -407,8 +429,12 @@ function start(self, url, given, defaults) {
         const answer = closing ? held.size > 0 && canReconnect && MIN_RETRY_MS : call(self.onclose, message, canReconnect);
         if (ended || sock) return; // onclose has called disconnect()
         const ms = retryDelay(answer, canReconnect);
-        if (ms > 0) retryTimer = setTimeout(open, Math.min(MAX_TIMER_MS, ms));
-        else end(message);
+        if (!(ms > 0)) return end(message);
+        retryTimer = setTimeout(open, Math.min(MAX_TIMER_MS, ms));
+        const isWatched = closing || self.onclose || self.onstate || watchers.size > 0;
+        if (connectedBefore || hasWarned || isWatched) return;
+        hasWarned = true; // without it, a program with a wrong address would wait without a sign
+        console.warn(`SMQ: ${address}: ${message}. The client tries again until it is closed.`);
     }
 
     function retryDelay(answer, canReconnect) { // of onclose; 0 for the end
@@ -439,7 +465,11 @@ function start(self, url, given, defaults) {
     }
 
     function confirm(done) { // the broker responds in order: its Pong confirms all earlier packets
-        pongs.push(done);
+        const before = sent;
+        pongs.push(() => {
+            confirmed = before;
+            done();
+        });
         sock.send(packet(PING));
     }
 
@@ -454,6 +484,7 @@ function start(self, url, given, defaults) {
         const [unsent, unanswered] = [held.size, pending];
         ended = true;
         reason = why;
+        isDelivered = !unsent && confirmed === sent;
         clearTimeout(retryTimer);
         clearTimeout(openTimer);
         stopListening();
@@ -470,7 +501,7 @@ function start(self, url, given, defaults) {
         unanswered.forEach(({done}) => done && done(0));
         if (!closing) return;
         clearTimeout(closing.timer);
-        closing.resolve(!unsent && !unconfirmed);
+        closing.resolve(isDelivered);
     }
 
     const closedError = () => new SmqError("closed", `the client has ended: ${reason || "disconnect() was called"}`);
@@ -490,7 +521,6 @@ function start(self, url, given, defaults) {
     }
 
     function sendDisconnect() {
-        unconfirmed = 0;
         sock.send(packet(DISCONNECT));
         end("disconnected");
     }
@@ -559,12 +589,17 @@ function start(self, url, given, defaults) {
         const ws = sock;
         [seed, ownAddress] = [rnd, ip];
         uid = uid || ip.slice(0, 200) + "-" + rnd.toString(16);
-        const answer = call(self.onauth, rnd, ip);
-        if (!answer || typeof answer.then !== "function") return connect(answer || "");
-        answer.then(credentials => ws === sock && connect(credentials || ""), error => {
+        const failed = error => {
             console.error(error);
             if (ws === sock) lost("onauth failed", false);
-        });
+        };
+        try {
+            const answer = self.onauth ? self.onauth(rnd, ip) : "";
+            if (!answer || typeof answer.then !== "function") connect(answer || "");
+            else Promise.resolve(answer).then(credentials => ws === sock && connect(credentials || "")).catch(failed);
+        } catch (error) { // of onauth, or credentials that are neither text nor bytes
+            failed(error);
+        }
     }
 
     function connect(credentials) {
@@ -701,7 +736,7 @@ function start(self, url, given, defaults) {
         const tid = topic === SELF ? etid : topics.number(topic), stid = subtopics.number(subtopic || 0);
         if (!etid || tid === undefined || stid === undefined) return false;
         sock.send(packet(PUBLISH, tid, etid, stid, data));
-        unconfirmed += 1;
+        sent += 1;
         return true;
     }
 
@@ -737,13 +772,13 @@ function start(self, url, given, defaults) {
 
     self.publish = (data, topic, subtopic) => enqueue({data: toBytes(data), topic, subtopic});
 
-    self.pubjson = (value, topic, subtopic) => self.publish(JSON.stringify(value), topic, subtopic);
+    self.pubjson = (value, topic, subtopic) => self.publish(toJson(value), topic, subtopic);
 
     // Sends a request to the client `to` (1: the server). The promise resolves to its reply.
     self.request = async (to, data, options) => {
         const {timeout = opt.timeout, signal} = options || {};
         if (typeof to !== "number") throw new TypeError(`SMQ: a request goes to an etid, a number, not ${to}`);
-        if (signal && signal.aborted) throw abortReason(signal);
+        throwIfAborted(signal);
         if (closing || ended) throw closedError();
         if (requests.open >= MAX_REQUESTS) throw new SmqError("full", `${MAX_REQUESTS} requests have no reply yet`);
         const item = {data: toBytes(toPayload(data)), topic: to};
@@ -767,8 +802,9 @@ function start(self, url, given, defaults) {
     self.createsub = (subtopic, onack) => number(CREATESUB, subtopic, stid => call(onack, stid !== 0, subtopic, stid));
 
     function number(kind, name, done) { // known numbers need no round trip; the promise resolves to the number, 0 when denied
-        const known = (kind === CREATE ? topics : subtopics).number(name);
         return new Promise(resolved => {
+            checkName(name, kind === CREATE ? "topic" : "sub-topic");
+            const known = (kind === CREATE ? topics : subtopics).number(name);
             const finish = value => {
                 resolved(value);
                 done(value);
@@ -782,6 +818,8 @@ function start(self, url, given, defaults) {
         if (typeof subtopic === "object" && subtopic !== null) [subtopic, settings] = [undefined, subtopic];
         settings = settings || {};
         const key = subtopic === undefined || subtopic === null || subtopic === 0 ? null : subtopic;
+        checkName(topic, "topic");
+        if (key !== null) checkName(key, "sub-topic");
         if (!subscriptions.has(topic)) subscriptions.set(topic, new Map());
         subscriptions.get(topic).set(key, settings);
 
@@ -814,32 +852,40 @@ function start(self, url, given, defaults) {
 
     // The messages of a topic, for `for await`. The subscription begins with this call and ends with the loop.
     self.messages = (topic, options) => {
+        checkName(topic, "topic");
+        const {subtopic} = options || {};
+        if (subtopic !== undefined) checkName(subtopic, "sub-topic");
+        const answered = tid => {
+            if (tid) stream.state.accept(true);
+            else stream.end(new SmqError("denied", `the subscription of ${topic} was denied`));
+        };
         const stream = new MessageStream(topic, options || {}, endedStream => {
             const others = streams.get(topic);
-            if (!others || !others.delete(endedStream) || others.size) return;
+            if (!others || !others.delete(endedStream)) return;
+            if (!etid) pending = pending.filter(({done}) => done !== answered); // not sent yet
+            if (others.size) return;
             streams.delete(topic);
             unsubscribeUnused(topic);
         });
-        if (stream.state.ended) return stream; // its signal was aborted before
+        if (closing || ended) stream.end(closedError());
+        if (stream.state.ended) return stream; // or its signal was aborted before
         if (!streams.has(topic)) streams.set(topic, new Set());
         streams.get(topic).add(stream);
-        if (closing || ended) stream.end(closedError());
-        else if (typeof stream.subtopic === "string") resolve(CREATESUB, stream.subtopic);
-        if (!onWire(topic)) stream.state.accept(true);
-        else ask(SUBSCRIBE, topic, tid => {
-            if (tid) stream.state.accept(true);
-            else stream.end(new SmqError("denied", `the subscription of ${topic} was denied`));
-        });
+        if (typeof subtopic === "string") resolve(CREATESUB, subtopic);
+        if (onWire(topic)) ask(SUBSCRIBE, topic, answered);
+        else answered(1); // own messages, and those of a number, need no answer of the broker
         return stream;
     };
 
     self.unsubscribe = topic => {
+        const loops = [...streams.get(topic) || []];
         subscriptions.delete(topic);
-        for (const stream of [...streams.get(topic) || []]) stream.end();
-        unsubscribeUnused(topic);
+        loops.forEach(stream => stream.end()); // the last one unsubscribes
+        if (!loops.length) unsubscribeUnused(topic);
     };
 
     self.observe = (topic, onchange) => {
+        checkName(topic, "topic");
         if (topic === SELF || topic === etid) return;
         observers.set(topic, onchange);
         const tid = topics.number(topic);
@@ -859,12 +905,16 @@ function start(self, url, given, defaults) {
     self.subtopic2tid = subtopic => subtopics.numbers.get(subtopic);
     self.tid2subtopic = stid => subtopics.names.get(stid);
 
-    self.waitConnected = options => {
-        if (ended || closing) return Promise.reject(closedError());
-        return state === "online" ? Promise.resolve(etid) : connecting.wait("not connected", options || {});
+    self.waitConnected = async (options = {}) => {
+        throwIfAborted(options.signal);
+        if (ended || closing) throw closedError();
+        return state === "online" ? etid : connecting.wait("not connected", options);
     };
 
-    self.waitClosed = options => ended ? Promise.resolve(reason) : closings.wait("not closed", options || {});
+    self.waitClosed = async (options = {}) => {
+        throwIfAborted(options.signal);
+        return ended ? reason : closings.wait("not closed", options);
+    };
 
     self.watchState = listener => { // calls it at each change; returns a function that ends this
         const watcher = value => listener(value);
@@ -876,7 +926,7 @@ function start(self, url, given, defaults) {
     // received all messages.
     self.disconnect = () => {
         if (closing) return closing.promise;
-        if (ended) return Promise.resolve(true); // messages that were lost at the end are in the console
+        if (ended) return Promise.resolve(isDelivered);
         closing = {pinged: false};
         closing.promise = new Promise(resolve => { closing.resolve = resolve; });
         closing.timer = setTimeout(end, opt.timeout, "the time limit was reached");
@@ -886,8 +936,8 @@ function start(self, url, given, defaults) {
         return closing.promise;
     };
 
-    self.close = () => self.disconnect().then(isDelivered => {
-        if (!isDelivered) throw new SmqError("undelivered", "the broker has not confirmed all messages");
+    self.close = () => self.disconnect().then(isComplete => {
+        if (!isComplete) throw new SmqError("undelivered", "the broker has not confirmed all messages");
     });
 
     const visible = {
@@ -925,6 +975,7 @@ function Client(url, opt) {
 
 function wsURL(path) { // the page's host and port; a relative path starts from the page's folder
     if (typeof location === "undefined") throw new Error("SMQ: without a page there is no address: give the client a URL");
+    if (!location.host) throw new Error(`SMQ: a page of ${location.protocol} has no host: give the client a URL`); // a file
     const page = location.pathname;
     if (path === undefined || path === null) path = page;
     if (path[0] !== "/") path = page.slice(0, page.lastIndexOf("/") + 1) + path;

@@ -95,18 +95,45 @@ def test_a_runtime_without_websockets(run_module):
 
 
 def test_the_page_of_the_manual(serve, new_page, tmp_path):
-    """It shows what comes, in a loop at its top level."""
+    """It sends a form, and shows what comes in a loop at its top level."""
     manual = (REPOSITORY / "smqrt/help/javascript.md").read_text("utf-8")
-    text = manual.partition("<!-- web/index.html -->\n")[2].partition("```")[0]
-    (tmp_path / "index.html").write_text(text.replace("<title>", '<link rel="icon" href="data:,"><title>'), "utf-8")
+    text = manual.partition("<!-- hello/greetings.html -->\n")[2].partition("```")[0]
+    (tmp_path / "index.html").write_text(text, "utf-8")
     shutil.copy(APP / ".preload.py", tmp_path)
     page = new_page(f"{serve(tmp_path).url}/")
     page.get_by_text("online").wait_for()
-    page.evaluate("""async () => {
-        const {SmqClient} = await import("/rtl/smq.mjs"), smq = new SmqClient("smq.lsp");
-        smq.observe("greeting", count => count && smq.publish("<hello>", "greeting"));
-    }""")
+    page.get_by_label("Greeting").fill("<hello>")
+    page.get_by_role("button").click()
     assert page.locator("li").first.text_content() == "<hello>"
+    assert page.get_by_label("Greeting").input_value() == ""
+
+
+WORKER = """
+import {SmqClient} from "/rtl/smq.mjs";
+
+const smq = new SmqClient("smq.lsp");
+const stream = smq.messages("t");
+smq.publish("from a worker", "t");
+const {text} = (await stream.next()).value;
+await smq.close();
+postMessage(text);
+"""
+
+
+def test_a_worker_of_a_page_with_a_strict_policy(serve, new_page, tmp_path):
+    """A worker has neither a window nor a document; the policy forbids inline scripts and eval."""
+    policy = "<!doctype html><meta http-equiv=Content-Security-Policy content=\"default-src 'self'; img-src data:\">"
+    (tmp_path / "index.html").write_text(
+        f'{policy}<link rel="icon" href="data:,"><p></p><script type="module" src="page.mjs"></script>', "utf-8"
+    )
+    (tmp_path / "page.mjs").write_text(
+        'new Worker("worker.mjs", {type: "module"}).onmessage = event => {'
+        ' document.querySelector("p").textContent = event.data; };',
+        "utf-8",
+    )
+    (tmp_path / "worker.mjs").write_text(WORKER, "utf-8")
+    shutil.copy(APP / ".preload.py", tmp_path)
+    new_page(f"{serve(tmp_path).url}/").get_by_text("from a worker").wait_for()
 
 
 # ---- promises of names and subscriptions

@@ -329,7 +329,7 @@ def test_a_signal_ends_the_client_at_once(run_module):
         True,
         None,
         [],
-        True,
+        False,  # the broker has not confirmed the request
     ]
 
 
@@ -342,6 +342,95 @@ def test_close_reports_undelivered_messages(run_module_in_trouble):
         """,
         NOWHERE,
     ) == ["SmqError", "undelivered", "the broker has not confirmed all messages"]
+
+
+def test_close_reports_messages_that_were_lost_before(run_module_in_trouble):
+    """The client ended by itself, before close() was called."""
+    assert run_module_in_trouble(
+        """
+        const client = opened({reconnect: false}, argument);
+        client.publish("x", "t");
+        return [await client.waitClosed(), client.dropped, await failure(client.close()), await client.disconnect()];
+        """,
+        NOWHERE,
+    ) == ["cannot connect", 1, ["SmqError", "undelivered", "the broker has not confirmed all messages"], False]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_pong_confirms_earlier_messages(run_module, answers):
+    """When the broker ends the client later, these messages have arrived."""
+
+    def script(conversation):
+        conversation.accept()
+        while conversation.receive() != smq.PING:
+            pass
+        if answers:
+            conversation.send(smq.PONG)
+        conversation.send(smq.disconnect(b"enough"))
+        conversation.wait_closed()
+
+    with ScriptedBroker(script) as broker:
+        assert run_module(
+            """
+            const client = opened({ping: 300}, argument);
+            await client.ready;
+            client.publish("x", client.gettid());
+            return [await client.waitClosed(), await client.disconnect()];
+            """,
+            broker.ws_url,
+        ) == ["enough", answers]
+
+
+def test_loops_that_end_before_the_connection_leave_nothing(run_module):
+    """A page that opens and closes loops while it is offline must not fill the list of pending names."""
+
+    def script(conversation):
+        conversation.accept()
+        packets = [conversation.receive()]
+        while packets[-1][0] != Type.PING:
+            packets.append(conversation.receive())
+        conversation.send(smq.PONG)
+        return packets
+
+    with ScriptedBroker(script) as broker:
+        run_module(
+            """
+            const client = opened({}, argument), {signal} = new AbortController();
+            for (let i = 0; i < 3; i++) client.messages("t", {signal}).return();
+            client.messages("t").next();
+            await client.waitConnected();
+            client.unsubscribe("t");
+            client.disconnect();
+            await client.waitClosed();
+            """,
+            broker.ws_url,
+        )
+        assert broker.wait_results(1)[0] == [bytes([Type.SUBSCRIBE]) + b"t", smq.PING]
+
+
+def test_a_topic_is_unsubscribed_once(run_module):
+    def script(conversation):
+        conversation.accept()
+        name = conversation.receive()[1:]
+        conversation.send(smq.ack(Type.SUBACK, 100, name))
+        packets = [conversation.receive()]
+        while packets[-1][0] != Type.PING:
+            packets.append(conversation.receive())
+        conversation.send(smq.PONG)
+        return [packet[0] for packet in packets]
+
+    with ScriptedBroker(script) as broker:
+        run_module(
+            """
+            const client = opened({}, argument), stream = client.messages("t");
+            await stream.subscribed;
+            client.subscribe(100);
+            client.unsubscribe("t");
+            await client.disconnect();
+            """,
+            broker.ws_url,
+        )
+        assert broker.wait_results(1)[0] == [Type.UNSUBSCRIBE, Type.PING]
 
 
 def test_nothing_is_left_after_the_end(run_module):

@@ -13,14 +13,14 @@ import pytest
 
 import smqrt
 from smqrt.server.javascript_client import classic_script, client_scripts
-from tests.conftest import REPOSITORY, Served, made_once
+from tests.conftest import REPOSITORY, Served, free_port, made_once
 from tests.support import npm
 
 pytestmark = pytest.mark.servers  # they need npm
 HERE = Path(__file__).parent
 APP = REPOSITORY / "tests/browser/smqjs/app"
 MANUAL = (REPOSITORY / "smqrt/help/javascript.md").read_text("utf-8")
-BLOCK = re.compile(r"^```tsx?\n// web/(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```tsx?\n// web/src/(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONFIG = {
     "compilerOptions": {
         "strict": True,
@@ -32,10 +32,18 @@ CONFIG = {
         "moduleResolution": "bundler",
         "jsx": "react-jsx",
         "lib": ["es2022", "dom"],
+        "allowImportingTsExtensions": True,
         "types": [],
     },
     "include": ["*.ts", "*.tsx"],
 }
+MAIN = """
+import {StrictMode} from "react";
+import {createRoot} from "react-dom/client";
+import App from "./App.tsx";
+
+createRoot(document.getElementById("root")!).render(<StrictMode><App /></StrictMode>);
+"""  # as the template of Vite has it
 PAGE = (
     '<!doctype html><link rel="icon" href="data:,"><div id="root"></div><script type="module" src="main.tsx"></script>'
 )
@@ -86,6 +94,33 @@ def test_in_node(installed: Path, serve: Callable[..., Served]) -> None:
     ]
 
 
+WRONG_ADDRESS = """
+import {SmqClient} from "@smqrt/client";
+
+for (const callbacks of [{}, {onclose() {}}, {onstate() {}}]) {
+    let attempts = 0, tried;
+    const third = new Promise(resolve => { tried = resolve; });
+    class Counting extends WebSocket {
+        constructor(url) {
+            super(url);
+            if (++attempts === 3) tried();
+        }
+    }
+    const smq = new SmqClient("http://127.0.0.1:1/smq.lsp", {reconnectDelay: 10, WebSocket: Counting, ...callbacks});
+    await third;
+    await smq.close();
+}
+"""
+
+
+def test_a_wrong_address_is_reported_once(installed: Path) -> None:
+    """By a client without callbacks, which would wait without a sign. The process ends when its clients are closed."""
+    (installed / "wrong.mjs").write_text(WRONG_ADDRESS, "utf-8")
+    assert npm.run("node", "wrong.mjs", cwd=installed).stdout == (
+        "SMQ: ws://127.0.0.1:1/smq.lsp: cannot connect. The client tries again until it is closed.\n"
+    )
+
+
 def test_the_example_of_a_request_in_the_manual(installed: Path, serve: Callable[..., Served]) -> None:
     (example,) = (text for text in re.findall(r"^```js\n(.*?)^```$", MANUAL, re.M | re.S) if "adder" in text)
     head = f'import {{SmqClient}} from "@smqrt/client";\nconst url = "{serve(APP).url}/smq.lsp";\n'
@@ -109,6 +144,7 @@ def make_project(folder: Path, installed: Path) -> None:
         (folder / "node_modules" / name).symlink_to(npm.MODULES / name)
     for name, text in BLOCK.findall(MANUAL):
         (folder / name).write_text(text, "utf-8")
+    (folder / "main.tsx").write_text(MAIN, "utf-8")
     shutil.copy(HERE / "types.ts", folder)
     (folder / "tsconfig.json").write_text(json.dumps(CONFIG), "utf-8")
     (folder / "index.html").write_text(PAGE, "utf-8")
@@ -119,17 +155,35 @@ def test_types_and_a_bundle(
 ) -> None:
     """The examples compile in strict mode, and run in Chromium out of a bundle."""
     make_project(tmp_path, installed)
-    assert {"readings.ts", "hooks.ts", "main.tsx"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"readings.ts", "hooks.ts", "App.tsx"} <= {path.name for path in tmp_path.iterdir()}
     npm.run("node", npm.MODULES / "typescript/bin/tsc", "-p", ".", cwd=tmp_path)
     shutil.copytree(APP, tmp_path / "app", ignore=shutil.ignore_patterns("index.html"))
     options = ("--base", "./", "--outDir", "app", "--emptyOutDir", "false")
     npm.run("node", npm.MODULES / "vite/bin/vite.js", "build", *options, cwd=tmp_path)
     page = new_page(f"{serve(tmp_path / 'app').url}/")
-    page.get_by_text("online: no reading yet").wait_for()
+    page.get_by_text("online").wait_for()
+    page.get_by_text("no reading yet").wait_for()
     page.evaluate(
         """async () => {
             const {SmqClient} = await import("/rtl/smq.mjs"), smq = new SmqClient("smq.lsp");
             smq.observe("temperature", count => count && smq.pubjson({celsius: 21.5}, "temperature"));
         }"""
     )
-    page.get_by_text("online: 21.5 °C").wait_for()
+    page.get_by_text("21.5 °C").wait_for()
+
+
+def test_vite_forwards_the_address_of_the_hub(
+    installed: Path, tmp_path: Path, serve: Callable[..., Served], new_page: Callable[..., Any]
+) -> None:
+    """Its development server, with the configuration of the manual."""
+    make_project(tmp_path, installed)
+    (config,) = re.findall(r"^// web/vite.config.ts\n(.*?)^```$", MANUAL, re.MULTILINE | re.DOTALL)
+    without_react = "".join(line for line in config.splitlines(keepends=True) if "react" not in line)
+    hub = serve(APP).url
+    assert "http://127.0.0.1:9357" in without_react
+    (tmp_path / "vite.config.ts").write_text(without_react.replace("http://127.0.0.1:9357", hub), "utf-8")
+    (tmp_path / "node_modules/vite").symlink_to(npm.MODULES / "vite")
+    arguments = ("--host", "127.0.0.1", "--port", str(port := free_port()), "--strictPort")
+    with npm.started("node", npm.MODULES / "vite/bin/vite.js", *arguments, cwd=tmp_path) as vite:
+        assert any(f":{port}/" in line for line in vite.stdout)
+        new_page(f"http://127.0.0.1:{port}/").get_by_text("online").wait_for()

@@ -11,6 +11,7 @@ const options: SmqOptions = {
     queuePolicy: "oldest",
     signal: new AbortController().signal,
     onauth: async seed => `secret ${seed.toFixed()}`,
+    onconnect: undefined,
     onclose: (message, canReconnect) => (canReconnect ? message.length * 1000 : false),
 };
 const smq = new SmqClient(new URL("ws://localhost/smq"), options);
@@ -29,6 +30,7 @@ const tid: number = await smq.subscribe("text", {datatype: "text", onmsg: (text,
 await smq.subscribe("bytes", "sub", {onmsg: data => console.log(data.byteLength)});
 await smq.subscribe<Reading>("json", {datatype: "json", onmsg: value => console.log(value.celsius)});
 await smq.create("a", "b", (accepted, topic, number, subtopic, subtid) => console.log(accepted, topic, number, subtopic, subtid));
+smq.publish(new DataView(new ArrayBuffer(2)), "bytes");
 const stop: () => void = smq.watchState(value => console.log(value === "online"));
 const old = Client(wsURL("smq.lsp"), {cleanstart: true});
 const sock: {readonly bufferedAmount: number} | null = new Client({uid: "123456"}).getsock();
