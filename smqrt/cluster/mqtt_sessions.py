@@ -216,9 +216,10 @@ class SessionMoves:
         try:
             found = json.loads(body, object_hook=lambda one: b64decode(one["bytes"]) if "bytes" in one else one)
             self._handlers[found["kind"]](node, found)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError):
+            # Without the text of the error, which may have all bytes of the packet.
             raise ProtocolError(
-                CloseReason.UNKNOWN_PACKET, f"a session of another node is malformed: {error!r}"
+                CloseReason.UNKNOWN_PACKET, "a session of another node is malformed: not the JSON of a known kind"
             ) from None
 
     # ---- the node to which the client connects
