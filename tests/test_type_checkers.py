@@ -16,17 +16,16 @@ from smqrt.clients.smq.keywords import SmqClientKeywords, SubscriptionKeywords
 from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions
 from smqrt.settings.option_types import options_of
 from tests.conftest import REPOSITORY
+from tests.support.type_checker import check
 from tests.support.typed_examples import EXCLUDED, HELP, PARAMETERS, examples
 
 PYRIGHT = REPOSITORY / ".venv/npm/node_modules/pyright/index.js"
-DISABLED = "var-annotated"
-"""Error code of mypy that is off: an empty list or queue needs an annotation; pyright does not ask for it."""
 
 
-def mypy(folder: Path, python: str = sys.executable, *options: str, path: str = "") -> str:
-    """Return what `mypy --strict` prints about the files in a folder."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--python-executable={python}", *options]
-    done = subprocess.run([*command, "."], cwd=folder, capture_output=True, text=True, env={"MYPYPATH": path})
+def mypy(folder: Path, python: str) -> str:
+    """Return what `mypy --strict` prints about the files in a folder, with the packages of another Python."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--python-executable={python}"]
+    done = subprocess.run([*command, "--cache-dir=/dev/null", "."], cwd=folder, capture_output=True, text=True, env={})
     assert not done.stderr, done.stderr
     return done.stdout
 
@@ -53,9 +52,7 @@ def checked(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(400)
 def test_mypy_accepts_the_examples(checked: Path) -> None:
-    cache = Path(sys.pycache_prefix or checked) / "mypy-of-examples"  # scripts/test keeps it: 3 s of CPU instead of 17
-    options = ["--follow-imports=silent", f"--disable-error-code={DISABLED}", f"--cache-dir={cache}"]
-    output = mypy(checked, sys.executable, *options, path=str(REPOSITORY))
+    output = check(checked)
     count = len(list(checked.glob("*.py")))
     assert output == f"Success: no issues found in {count} source files\n", output
     assert count > 60
@@ -90,11 +87,11 @@ WRONG = {
 """Mistakes that a type checker finds, with the name in its line."""
 
 
+@pytest.mark.timeout(400)
 def test_mypy_finds_mistakes_of_users(tmp_path: Path) -> None:
     imports = "from smqrt import hub\nfrom smqrt.client import SmqClient\n"
     (tmp_path / "wrong.py").write_text(imports + "\n".join(WRONG))
-    cache = Path(sys.pycache_prefix or tmp_path) / "mypy-of-examples"
-    lines = mypy(tmp_path, sys.executable, "--follow-imports=silent", f"--cache-dir={cache}", path=str(REPOSITORY))
+    lines = check(tmp_path)
     for number, name in enumerate(WRONG.values(), 3):
         assert re.search(rf'^wrong.py:{number}: error: .*"{name}"|^wrong.py:{number}: error: .*lambda', lines, re.M), (
             lines
@@ -129,7 +126,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_mypy_follows_an_editable_install(installed: Path) -> None:
-    output = mypy(installed / "user", str(installed / ".venv/bin/python"), "--cache-dir=/dev/null")
+    output = mypy(installed / "user", str(installed / ".venv/bin/python"))
     assert 'expression has type "int", variable has type "str"' in output
 
 

@@ -92,8 +92,11 @@ def _messages(device: Device) -> list[Message]:
     return [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
 
 
-def _malformed(error: Exception) -> ProtocolError:
-    return ProtocolError(CloseReason.UNKNOWN_PACKET, f"a session of another node is malformed: {error!r}")
+def _malformed() -> ProtocolError:
+    # Without the text of the error, which may have all bytes of the packet.
+    return ProtocolError(
+        CloseReason.UNKNOWN_PACKET, "a session of another node is malformed: not the JSON of a known kind"
+    )
 
 
 class _Leaving:
@@ -159,8 +162,8 @@ class SessionMoves:
         try:
             found = json.loads(body, object_hook=lambda one: b64decode(one["bytes"]) if "bytes" in one else one)
             self._handlers[found["kind"]](node, found)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise _malformed(error) from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise _malformed() from None
 
     # ---- the node to which the client connects
 
@@ -399,8 +402,8 @@ class SessionMoves:
             if not sent.qos:
                 raise ValueError("a message with QoS 0")
             self._follow(packet, message)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise _malformed(error) from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise _malformed() from None
         devices = self._state.broker.devices
         if devices.ledger is not None:
             devices.ledger.touch((found.stream, found.number))

@@ -475,6 +475,20 @@ def build() -> WarmupResult:
         PipelineError: Java or pyspark is missing, the folder can't be written, or Java creates no archive.
     """
     found = find_java()
+    path = create_archive(found)
+    # The archive was made before, so the files of Spark are in the page cache for both measurements.
+    return WarmupResult(path, path.stat().st_size, _train(found, []), _train(found, archive_options(found)))
+
+
+def create_archive(found: Java) -> Path:
+    """Create or replace the archive, without the measurements of `build`, and return its path.
+
+    Args:
+        found: the Java that Spark runs on.
+
+    Raises:
+        PipelineError: pyspark is missing, the folder can't be written, or Java creates no archive.
+    """
     path = archive(found)
     fresh = path.with_suffix(f".{os.getpid()}.new")  # other processes use the existing archive meanwhile
     try:
@@ -489,8 +503,7 @@ def build() -> WarmupResult:
         raise PipelineError(f"{path.parent} can't be written: {error.strerror}; set another XDG_CACHE_HOME.") from None
     finally:
         fresh.unlink(missing_ok=True)
-    # The archive was made before, so the files of Spark are in the page cache for both measurements.
-    return WarmupResult(path, path.stat().st_size, _train(found, []), _train(found, archive_options(found)))
+    return path
 
 
 def _train(found: Java, jvm: list[str], *words: str) -> float:

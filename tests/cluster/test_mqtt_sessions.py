@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.take_overs import MAX_TAKE_OVERS, WINDOW_S
 from smqrt.cluster import mqtt_sessions
 from smqrt.cluster.mqtt_sessions import SessionMoves
+from smqrt.errors import ProtocolError
 from smqrt.wire.mqtt.fields import PacketType
 from smqrt.wire.mqtt.packets import (
     ConnectPacket,
@@ -41,6 +43,25 @@ def test_a_session_moves_with_its_subscriptions_and_messages() -> None:
     assert [list(hub.devices.sessions) for hub in cluster.hubs] == [[], [], ["sensor"]]
     assert not any(cluster.hubs[at].devices.filters.by_text for at in (0, 1))
     assert cluster.hubs[0].devices.waiting_bytes == 0
+
+
+MALFORMED = (
+    b"\xe0r\xd2",
+    b"[]",
+    b'{"kind": "gone"}',
+    b'{"kind": []}',
+    b'{"bytes": 1}',
+    b"[" * 9000,
+)
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:16]))
+def test_a_malformed_packet_is_refused_without_its_bytes(body: bytes) -> None:
+    nodes = SimpleNamespace(body=lambda node, packet: packet)
+    moves = SessionMoves(Any, nodes, Any, Any)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError) as refused:
+        moves.on_session(Any, b"S" + body)
+    assert str(refused.value) == "a session of another node is malformed: not the JSON of a known kind"
 
 
 def test_the_old_connection_is_closed_as_taken_over() -> None:

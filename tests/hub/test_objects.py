@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,8 @@ from gevent.event import AsyncResult
 from smqrt import hub
 from smqrt.errors import ClosedError, JournalError, NoAnswer
 from smqrt.wire import smq as wire
-from tests.conftest import REPOSITORY
 from tests.support.device import KINDS, Site, connect_packet, publish
+from tests.support.type_checker import check
 
 # ---- messages and requests
 
@@ -175,20 +172,16 @@ WRONG = {
 }
 
 
+@pytest.mark.timeout(400)
 def test_type_checkers_know_the_api(tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(RIGHT)
     (tmp_path / "wrong.py").write_text("from smqrt import hub\n" + "\n".join(WRONG.values()))
-    # One run for both: it takes seconds, whatever it looks at.
-    options = ["--strict", "--config-file=", "--cache-dir=/dev/null", "--follow-imports=silent"]
-    command = [sys.executable, "-m", "mypy", *options, "right.py", "wrong.py"]
-    environment = os.environ | {"MYPYPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert not done.stderr, done.stderr
-    assert "right.py" not in done.stdout
-    assert "in 1 file (checked 2 source files)" in done.stdout
+    printed = check(tmp_path)
+    assert "right.py" not in printed
+    assert "in 1 file (checked 2 source files)" in printed
     for line, what in enumerate(WRONG, 2):
-        assert f"wrong.py:{line}: error" in done.stdout, f"{what} was not found:\n{done.stdout}"
-    assert 'Unexpected keyword argument "onpubish"' in done.stdout
+        assert f"wrong.py:{line}: error" in printed, f"{what} was not found:\n{printed}"
+    assert 'Unexpected keyword argument "onpubish"' in printed
 
 
 def test_a_misspelt_option_is_named() -> None:

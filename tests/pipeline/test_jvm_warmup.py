@@ -85,6 +85,36 @@ def test_failing_java_is_reported(spark_home: Path, tmp_path: Path) -> None:
         jvm._train(JAVA, [])
 
 
+def test_the_archive_is_made_before_what_it_saves_is_measured(
+    spark_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first Spark is given the name of a new archive; the two others start without and with it."""
+    started: list[list[str]] = []
+
+    def train(found: jvm.Java, options: list[str], *words: str) -> float:
+        started.append([*options, *words])
+        for option in options:
+            if option.startswith("-XX:ArchiveClassesAtExit="):
+                Path(option.partition("=")[2]).write_bytes(bytes(2 << 20))
+        return 10.0 - len(started)
+
+    monkeypatch.setattr(jvm, "find_java", lambda: JAVA)
+    monkeypatch.setattr(jvm, "_train", train)
+    path = jvm.archive(JAVA)
+    assert jvm.build() == jvm.WarmupResult(path, 2 << 20, 8.0, 7.0)
+    assert started[0][-1] == "everything"
+    assert started[1:] == [[], [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:disable"]]
+    assert jvm.create_archive(JAVA) == path
+    assert len(started) == 4
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_java_that_makes_no_archive(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jvm, "_train", lambda found, options, *words: 1.0)
+    with pytest.raises(PipelineError, match=r"Java created no archive; .* run: .*bin/java -Xshare:dump"):
+        jvm.create_archive(JAVA)
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_java_takes_the_classes_of_spark_from_the_archive(tmp_path: Path) -> None:
@@ -92,7 +122,7 @@ def test_java_takes_the_classes_of_spark_from_the_archive(tmp_path: Path) -> Non
     found = jvm.find_java()
     path = jvm.archive(found)
     if not path.exists():
-        assert jvm.build().path == path
+        assert jvm.create_archive(found) == path
     assert path.stat().st_size > 50 << 20
     [archive, *_] = jvm.archive_options(found)
     assert archive == f"-XX:SharedArchiveFile={path}"
