@@ -184,6 +184,36 @@ def test_names_resolved_earlier_are_still_subscribed_at_the_broker(lua, start_br
     wait_until(lambda: len(seen(recorder, b"msg")) == 2)
 
 
+def test_request_waits_for_the_answer(lua, start_broker, recorder):
+    broker = start_broker(onmsg=lambda data, ptid, tid, subtid: broker.smq.publish(b"re:" + data, ptid, subtid))
+    lua(
+        """
+        local smq = connect()
+        test.record("before", smq:request(1, "x"))
+        local _, message = pcall(smq.request, smq, 1, "x", 0)
+        test.record("bad", message, select(2, pcall(smq.request, smq, "name", "x")))
+        smq.onconnect = function(etid)
+          local answer = smq:request(1, {a = 1}) -- also in a callback
+          test.record("answer", answer)
+          test.record("none", smq:request(12345, "x", 50))
+          smq:close()
+          test.record("closed", smq:request(1, "x"))
+        end
+        smq.onmsg = note "message"
+        """,
+        broker.url,
+    )
+    wait_until(lambda: seen(recorder, b"closed"))
+    not_connected = (None, b"the client is not connected")
+    assert (seen(recorder, b"before"), seen(recorder, b"closed")) == ([not_connected], [not_connected])
+    assert seen(recorder, b"answer") == [(b're:{"a":1}',)]
+    assert seen(recorder, b"none") == [(None, b"no answer from 12345 in 0.05 s")]
+    assert seen(recorder, b"message") == []
+    [bad] = seen(recorder, b"bad")
+    assert b"3600000 ms at most, and more than 0" in bad[0]
+    assert b"bad argument #1 to 'request'" in bad[1]
+
+
 def test_observe_and_unsubscribe_need_known_names(lua, start_broker, recorder):
     lua(
         """

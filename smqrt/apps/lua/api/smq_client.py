@@ -26,7 +26,7 @@ from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.engines.mesh import PORT
 from smqrt.cluster.engines.mtl import Cluster, Conn, Links, Mtl, MtlOptions, ignore_event, own
 from smqrt.cluster.engines.process_cluster import cluster as process_cluster
-from smqrt.errors import ClosedError, StartError, StreamError
+from smqrt.errors import ClosedError, NoAnswer, StartError, StreamError
 from smqrt.process import current_process
 from smqrt.transport.stream import Stream
 
@@ -201,6 +201,16 @@ class SmqClientBinding:
         client = self._of(number)
         return client is not None and client.publish(data, topic, subtopic)
 
+    def request(self, number: int, etid: int, data: bytes, timeout_s: float) -> LuaResult:
+        """See `smq:request`; block until the answer, and return it, or None and the error."""
+        client = self._of(number)
+        if client is None:
+            return fail("the client is not connected")
+        try:
+            return client.request(etid, data, timeout_s).data
+        except (ClosedError, NoAnswer) as error:
+            return fail(str(error))
+
     def unsubscribe(self, number: int, topic: bytes | int) -> None:
         """See `smq:unsubscribe`."""
         if client := self._of(number):
@@ -270,7 +280,7 @@ def _text(value: bytes | None) -> str:
 def install_smq_client(vm: Vm, services: Services) -> None:
     """Install `smq.client`."""
     binding = SmqClientBinding(vm, services)
-    vm.namespace("smq.client", methods(binding, _FUNCTIONS))
+    vm.namespace("smq.client", methods(binding, _FUNCTIONS), blocking={"request": binding.request})
 
 
 # ---- `smq.mtl`, `smq.conn` and `smq.cluster`: hubs of several processes that work as one.
