@@ -164,8 +164,6 @@ def test_other_protocols(
         line = line_of(caplog, "refused: 127.0.0.1: ")
         remedy = "create one with the option mqtt, or start the server with --mqtt"
         assert line.endswith(f"no hub accepts MQTT clients; {remedy}")
-            "no hub accepts MQTT clients; create one with the option mqtt, or start the server with --mqtt"
-        )
     caplog.clear()
     monkeypatch.setattr(http_server, "_other_protocols", LineLimit())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

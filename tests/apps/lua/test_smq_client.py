@@ -16,6 +16,7 @@ from smqrt.clients.backoff import Backoff
 from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.wire import smq as wire
 from tests.apps.lua.recorder import Recorder
+from tests.conftest import free_port
 from tests.support.factory import Factory
 from tests.support.local_broker import LocalBroker
 from tests.support.pki import server_context
@@ -541,6 +542,20 @@ def test_the_hint_for_self_signed_brokers_is_printed_once(lua, start_broker, rec
     wait_until(lambda: len(seen(recorder, b"close")) >= 3 and seen(recorder, b"trusting"))
     assert seen(recorder, b"close")[0] == (b"sslnottrusted", False)
     assert caplog.text.count("{trusted = false}") == 1
+
+
+def test_the_reason_of_a_failed_connection_is_logged_once(lua, recorder, caplog):
+    url = f"http://127.0.0.1:{free_port()}/"
+    lua(
+        """
+        connect() -- without onclose
+        connect({}, function(smq) smq.onclose = function(err) test.record("close", err) return 10 end end)
+        """,
+        url,
+    )
+    wait_until(lambda: len(seen(recorder, b"close")) >= 3)
+    reason = f"SMQ client: {url}: connection refused; is the server running there?"
+    assert caplog.messages == [reason, reason]
 
 
 def test_an_unknown_option_is_traced_with_the_nearest_one(lua, caplog) -> None:
