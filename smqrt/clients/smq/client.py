@@ -26,7 +26,7 @@ from smqrt.clients.smq.options import (
     to_bytes,
 )
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
-from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, topic_key
+from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, ClosedError, EventLoopError, NoAnswer
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.settings.option_types import make
@@ -495,7 +495,8 @@ class SmqClient(ReconnectingSmqClient):
                 numbered = (topic, tid) if subtopic is None else (topic, tid, subtopic, stid)
                 self._callbacks.post(chosen.onack, bool(tid), *numbered)
             elif not tid and self.connected:
-                log.error("the broker denied the subscription to %r", topic)
+                name = to_text(topic) if isinstance(topic, bytes) else topic
+                log.error("the broker denied the subscription to %r", name)
 
         self._session.subscribe(key, subkey, message_handler(chosen, self._call_onmsg), done)
 

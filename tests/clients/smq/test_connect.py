@@ -114,7 +114,7 @@ def test_a_denied_subscription_without_onack_is_logged(
 ) -> None:
     client = make_client(start_broker(permittop=lambda topic, issub, peer: topic == "say").url)
     answers: list[bool] = []
-    client.subscribe("secret")
+    client.subscribe(b"secret")
     client.subscribe("other", onack=lambda accepted, topic, tid: answers.append(accepted))
     client.subscribe("say", onack=lambda accepted, topic, tid: answers.append(accepted))
     wait_until(lambda: answers == [False, True])
