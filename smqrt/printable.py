@@ -49,3 +49,10 @@ class PrintableFormatter(logging.Formatter):
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def place_of(function: object) -> str:
+    """Return the name of a function with its file and line, for log lines; of another callable only its name."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

@@ -185,7 +185,8 @@ def servers() -> list[dict[str, Any]]:
 def _choose_server() -> dict[str, Any]:
     """Return the server to use without `--url`, and print its address on standard error.
 
-    With several servers, prompt on a terminal; elsewhere take the newest.
+    With several servers, prompt on a terminal; elsewhere take the newest one that was started in this folder, or the
+    newest of all.
     """
     found = servers()
     if not found:
@@ -193,15 +194,17 @@ def _choose_server() -> dict[str, Any]:
             "No server of this user is running on this machine. Pass --url, such as http://127.0.0.1:9356/."
         )
     names = [f"{one['url']}, process {one['pid']}, in {one['folder']}" for one in found]
-    chosen = 0
+    is_here = [one["folder"] == os.getcwd() for one in found]
+    chosen = is_here.index(True) if any(is_here) else 0
     if len(found) > 1:
         click.echo("Servers of this user:", err=True)
         for number, name in enumerate(names, 1):
             click.echo(printable(f"  {number}  {name}"), err=True)
         if sys.stdin.isatty() and sys.stdout.isatty():
-            chosen = click.prompt("Which one", type=click.IntRange(1, len(found)), default=1, err=True) - 1
+            chosen = click.prompt("Which one", type=click.IntRange(1, len(found)), default=chosen + 1, err=True) - 1
         else:
-            click.echo("Using the newest; choose another one with --url.", err=True)
+            which = "the newest that was started in this folder" if any(is_here) else "the newest"
+            click.echo(f"Using {which}; choose another one with --url.", err=True)
     click.echo(printable(f"server {names[chosen]}"), err=True)
     return found[chosen]
 

@@ -135,6 +135,7 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
                 verify=not connection.get("insecure"),
                 timeout=connection.get("connect_timeout", 5.0),
                 reconnect=False,
+                onclose=lambda word, can_reconnect: False,  # the error of this command has the reason
                 onauth=lambda rnd, ip: credentials,
             )
         except ArgumentError as error:

@@ -41,7 +41,7 @@ log = logging.getLogger("smqrt")
 _READ, _WRITE = 1, 2
 _OTHER_PROTOCOLS = {
     b"\x16": "the client sent TLS to a port without TLS; connect without it, or to a listener with tls = true",
-    b"\x10": "no hub accepts MQTT clients; create one with the option mqtt, or set mqtt.hub",
+    b"\x10": "no hub accepts MQTT clients; create one with the option mqtt, or start the server with --mqtt",
 }
 """Why a first byte is not the one of a request."""
 _other_protocols = LineLimit()

@@ -23,6 +23,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.deferred import Deferred
 from smqrt.loop.scheduling import Turn
+from smqrt.printable import place_of
 
 log = logging.getLogger("smqrt")
 
@@ -236,7 +237,7 @@ class Callbacks:
             try:
                 answer.set(fn(*args))
             except (Exception, gevent.Timeout):
-                self._log.exception("a callback failed")
+                self._log.exception("a callback failed: %s", place_of(fn))
             finally:
                 if not answer.ready():
                     answer.set(None)
@@ -278,8 +279,12 @@ class Callbacks:
             while not is_over:
                 try:
                     is_over = self._run_jobs()
-                except (Exception, gevent.Timeout):  # a callback's Timeout may be raised after the callback has ended
-                    self._log.exception("a callback failed")
+                except (Exception, gevent.Timeout) as error:
+                    # A callback's Timeout may be raised after the callback has ended. The traceback does not have the
+                    # function when it was called with arguments that do not fit.
+                    jobs = error.__traceback__.tb_next if error.__traceback__ else None
+                    fn = jobs.tb_frame.f_locals.get("fn") if jobs else None
+                    self._log.exception("a callback failed: %s", place_of(fn))
         finally:
             self._greenlet = None
             if not is_over and self._jobs:  # a callback killed this greenlet: another one runs the remaining jobs

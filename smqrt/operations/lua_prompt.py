@@ -19,6 +19,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from typing import NamedTuple
 
 import gevent
 
@@ -58,17 +59,29 @@ def own_socket_name() -> str:
     return socket_name(os.getppid() if place.count > 1 else os.getpid(), place.number)
 
 
+class PromptLimits(NamedTuple):
+    """Limits of a call at a prompt.
+
+    Attributes:
+        wait_s: seconds after which a call ends, if it waits.
+        compute_s: seconds of CPU time after which Lua that does not wait gets an error.
+    """
+
+    wait_s: float
+    compute_s: float
+
+
 class LuaPrompt:
     """The socket and the connections of prompts of this process.
 
     Args:
         vm: the Lua runtime.
         applications: the applications of the server.
-        limit_s: seconds after which a call ends, if it waits; the limit of Lua that computes is `lua_loop_s`.
+        limits: the limits of a call.
     """
 
-    def __init__(self, vm: Vm, applications: Sequence[Application], limit_s: float) -> None:
-        self._vm, self._applications, self._limit_s = vm, applications, limit_s
+    def __init__(self, vm: Vm, applications: Sequence[Application], limits: PromptLimits) -> None:
+        self._vm, self._applications, self._limits = vm, applications, limits
         self._entries: dict[str, int] = {}
         self._next_number = count(1).__next__
         self._connections: set[gevent.Greenlet[..., None]] = set()
@@ -111,7 +124,7 @@ class LuaPrompt:
         prompt = None
         try:
             application = self._application(hello)
-            prompt = _Prompt(self._vm, self._entries, self._next_number(), application, channel, self._limit_s)
+            prompt = _Prompt(self._vm, self._entries, self._next_number(), application, channel, self._limits)
             channel.max_bytes = MAX_CODE_BYTES
             channel.send({"do": "opened", "app": application.uri})
             prompt.serve()
@@ -131,6 +144,8 @@ class LuaPrompt:
         if len(self._connections) > MAX_PROMPTS:
             raise ArgumentError(f"{MAX_PROMPTS} prompts are open, the limit; close one of them")
         found = [one for one in self._applications if one.name == ("" if name == "-" else name)]
+        if not found:  # the lines of the start name an application at / by its folder
+            found = [one for one in self._applications if not one.name and one.path.resolve().stem == name]
         if not found:
             known = ", ".join(one.name or "-" for one in self._applications)
             raise ArgumentError(f"there is no application {name!r}; the server has: {known} (- is the one at /)")
@@ -155,21 +170,23 @@ class _Prompt:
         number: int,
         application: Application,
         channel: FdChannel,
-        limit_s: float,
+        limits: PromptLimits,
     ) -> None:
         self._vm, self._entries, self._number = vm, entries, number
-        self._application, self._channel, self._limit_s = application, channel, limit_s
+        self._application, self._channel, self._limits = application, channel, limits
         self._job: gevent.Greenlet[..., None] | None = None
         pid, uid = channel.peer()
         self._who = f"process {pid} of user {uid}, application {application.uri}"
         if vm.run(entries["open"], number, application.number) != (True,):
             raise ArgumentError(f"the application {application.uri} is not running")
+        vm.activities.limits[self] = limits.compute_s  # the watchdog measures often before a call needs it
         log.warning("lua prompt: opened by %s", self._who)
 
     def close(self) -> None:
         """End the job and forget the session."""
         if self._job is not None:
             self._job.kill()
+        self._vm.activities.limits.pop(self, None)
         self._vm.run(self._entries["close"], self._number)
         log.warning("lua prompt: closed by %s", self._who)
 
@@ -214,17 +231,20 @@ class _Prompt:
             self._channel.send({"do": "done", "state": state, "text": text})
 
     def _run(self, code: bytes) -> tuple[str, str]:
-        log.warning("lua prompt: %s: %s", self._who, printable(code.decode("utf-8", "replace")[:_LOGGED_CHARS]))
+        text = code.decode("utf-8", "replace")
+        rest = f"... ({len(text)} characters)" if len(text) > _LOGGED_CHARS else ""
+        log.warning("lua prompt: %s: %s%s", self._who, printable(text[:_LOGGED_CHARS]), rest)
         scope = self._application.scope
         if scope is None:
             raise ArgumentError(f"the application {self._application.uri} is not running")
         state, why = "error", ""
         try:
-            with gevent.Timeout(self._limit_s), running_app(scope):
-                answer = self._vm.run(self._entries["run"], self._number, code)[0]
+            with gevent.Timeout(self._limits.wait_s), running_app(scope):
+                run = self._vm.activities.run_limited
+                answer = run(self._limits.compute_s, self._entries["run"], self._number, code)[0]
                 state = from_utf8(answer) if isinstance(answer, bytes) else state
         except gevent.Timeout:
-            why = f"ended after {self._limit_s:g} s, the limit admin.lua_prompt_s"
+            why = f"ended after {self._limits.wait_s:g} s, the limit admin.lua_prompt_s"
         except LuaError as error:
             why = str(error)
         except gevent.GreenletExit:

@@ -52,6 +52,12 @@ def make_folder() -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
+def _start_of(pid: int) -> int:
+    """Return when a process has started, in clock ticks since the start of the system. Raises OSError."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()  # a name may contain ")"
+    return int(fields[19])
+
+
 def announce(url: str, certificate: str | None = None) -> Path | None:
     """Write the address of an admin listener into a file that only this user can read, and return its path.
 
@@ -70,7 +76,8 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
         new_path = path.with_suffix(".new")
         new = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(new, "w") as file:
-            about = {"url": url, "pid": os.getpid(), "folder": os.getcwd()}
+            about: dict[str, object] = {"url": url, "pid": os.getpid(), "folder": os.getcwd()}
+            about["started"] = _start_of(os.getpid())
             json.dump(about | ({"certificate": str(Path(certificate).resolve())} if certificate else {}), file)
         new_path.replace(path)  # atomically, so that readers never find an incomplete file
     except OSError as error:
@@ -90,9 +97,13 @@ def announced() -> list[dict[str, object]]:
             return []
         for path in folder().glob("*.json"):
             with suppress(OSError, ValueError):
-                # A killed server leaves its file, but its process is not in /proc.
-                if path.stat().st_uid == os.getuid() and Path(f"/proc/{path.stem}").exists():
-                    found.append((path.stat().st_mtime, json.loads(path.read_text("utf-8"))))
+                if path.stat().st_uid != os.getuid():
+                    continue
+                about = json.loads(path.read_text("utf-8"))
+                # A killed server leaves its file. Its process is gone, or is another one with the same number.
+                start = _start_of(about["pid"])
+                if about.pop("started", start) == start:
+                    found.append((path.stat().st_mtime, about))
     newest_first = [one for _, one in sorted(found, key=lambda entry: entry[0], reverse=True)]
     by_url: dict[object, dict[str, object]] = {}
     for one in newest_first:

@@ -46,7 +46,7 @@ from smqrt.operations.access_log import AccessLog
 from smqrt.operations.all_workers import AllWorkers, serve_other_workers
 from smqrt.operations.console.console import mount as mount_console
 from smqrt.operations.context import Health, Parts
-from smqrt.operations.lua_prompt import LuaPrompt
+from smqrt.operations.lua_prompt import LuaPrompt, PromptLimits
 from smqrt.operations.otel import Tracing
 from smqrt.operations.server import AdminServer
 from smqrt.server.applications import Compactions, Pipelines, ServerApplications, shown_name
@@ -627,7 +627,8 @@ class Operations:
         """Serve these parts at the admin listener of this process. Other workers send theirs to worker 0."""
         self._parts = parts
         if self._settings.lua_prompt:
-            self._prompt = LuaPrompt(parts.vm, parts.applications, self._settings.lua_prompt_s)
+            limits = PromptLimits(self._settings.lua_prompt_s, self._settings.lua_prompt_loop_ms / 1000)
+            self._prompt = LuaPrompt(parts.vm, parts.applications, limits)
         if self.admin is not None:
             all_workers = AllWorkers(parts, self._worker_rpc)
             self.admin.mount(parts, all_workers)

@@ -419,6 +419,11 @@ class AdminSettings:
     lua_prompt_s: float = option(
         30.0, number(1, 3600), "Seconds after which a call at the Lua prompt ends, if it waits."
     )
+    lua_prompt_loop_ms: int = option(
+        50,
+        whole(1, 60_000),
+        "Milliseconds that a call at the Lua prompt may compute without yielding; then it gets an error.",
+    )
 
 
 @dataclass(frozen=True)

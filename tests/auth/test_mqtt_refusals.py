@@ -162,7 +162,8 @@ def test_other_protocols(
     with connect(site) as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 400")
         line = line_of(caplog, "refused: 127.0.0.1: ")
-        assert line.endswith("no hub accepts MQTT clients; create one with the option mqtt, or set mqtt.hub")
+        remedy = "create one with the option mqtt, or start the server with --mqtt"
+        assert line.endswith(f"no hub accepts MQTT clients; {remedy}")
     caplog.clear()
     monkeypatch.setattr(http_server, "_other_protocols", LineLimit())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from base64 import b64decode
 from collections import deque
@@ -149,9 +150,29 @@ def test_without_a_url_the_newest_server_is_asked(
     said = capsys.readouterr().err
     assert "Using the newest; choose another one with --url." in said
     assert said.endswith(f"server {listener.url}/, process 2, in /b\\x1b\n")
+    servers.append({"url": "http://b.example/", "pid": 3, "folder": os.getcwd()})
+    assert AdminClient().url == "http://b.example"
+    assert "Using the newest that was started in this folder; choose another" in capsys.readouterr().err
     servers.clear()
     with pytest.raises(AdminError, match="No server of this user is running on this machine"):
         AdminClient()
+
+
+def test_the_file_of_a_killed_server_is_not_that_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = operations_server.announce("http://a.example/")
+    assert path is not None
+    about = {"url": "http://a.example/", "pid": os.getpid(), "folder": os.getcwd()}
+    assert operations_server.announced() == [about]
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps(written | {"started": written["started"] - 1}))  # its number is used again
+    assert operations_server.announced() == []
+    path.write_text(json.dumps(about))  # of a server of an earlier release
+    assert operations_server.announced() == [about]
+    path.write_text(json.dumps(about | {"pid": 2**22 + 1}))
+    assert operations_server.announced() == []
 
 
 # ---- what is printed

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -18,10 +19,11 @@ from click.testing import CliRunner, Result
 from gevent import socket
 
 from smqrt.apps.lua.api import smq_hub
+from smqrt.apps.lua.watchdog import LoopWatchdog
 from smqrt.cli import cli
 from smqrt.errors import StartError
 from smqrt.operations import lua_prompt
-from smqrt.operations.lua_prompt import MAX_PROMPTS, LuaPrompt, own_socket_name
+from smqrt.operations.lua_prompt import MAX_PROMPTS, LuaPrompt, PromptLimits, own_socket_name
 from smqrt.server.restart import control_socket
 from smqrt.settings.server_settings import Settings
 from smqrt.smq.gevent_broker import all_brokers
@@ -82,7 +84,7 @@ def server(tmp_path: Path) -> Iterator[AppServer]:
 
 @pytest.fixture
 def prompt(server: AppServer, runtime_folder: Path) -> Iterator[LuaPrompt]:
-    with closing(LuaPrompt(server.vm, server.applications.all, WAIT_S)) as prompt:
+    with closing(LuaPrompt(server.vm, server.applications.all, PromptLimits(WAIT_S, WAIT_S))) as prompt:
         prompt.start()
         yield prompt
 
@@ -110,6 +112,7 @@ def test_code_runs_in_the_application(opened: Callable[[str], Client]) -> None:
     assert client.run("for i = 1, 2 do") == ("more", "")
     assert client.run("for i = 1, 2 do\nprint(i) end") == ("done", "1\n2\n")
     assert client.run("x = 'ä' return #x") == ("done", "2\n")
+    assert client.run("x = 1 '<eof>'")[0] == "error"
     assert opened("chat").run("count") == ("done", "2\n")  # another prompt, the same variables
 
 
@@ -147,7 +150,7 @@ def test_tables_have_a_bounded_depth_and_width(opened: Callable[[str], Client]) 
 def test_a_call_that_waits_ends_after_the_limit_or_by_stop(
     server: AppServer, runtime_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(LuaPrompt(server.vm, server.applications.all, 0.05)) as prompt:
+    with closing(LuaPrompt(server.vm, server.applications.all, PromptLimits(0.05, WAIT_S))) as prompt:
         prompt.start()
         with closing(Client(runtime_folder / own_socket_name(), "chat")) as client:
             state, text = client.run("print 'begin' wait() print 'end'")
@@ -167,6 +170,49 @@ def test_stop_ends_a_call(server: AppServer, opened: Callable[[str], Client]) ->
     wait_until(lambda: server.vm.activities.blocked == 1)
     client.close()  # so does the end of the connection
     wait_until(lambda: server.vm.activities.blocked == 0)
+
+
+@pytest.fixture
+def _watched(server: AppServer) -> Iterator[None]:
+    watchdog = LoopWatchdog(server.vm, loop_s=60)
+    watchdog.start()
+    yield
+    watchdog.stop()
+
+
+@pytest.mark.usefixtures("_watched")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while true do end",
+        "coroutine.wrap(function() while true do end end)()",
+        "while true do pcall(function() while true do end end) end",
+        "while true do print(count) end",
+        "local t = {} while true do t[#t + 1] = ('x'):rep(1000) end",
+    ],
+)
+def test_a_call_that_computes_ends_after_the_limit(server: AppServer, runtime_folder: Path, code: str) -> None:
+    with closing(LuaPrompt(server.vm, server.applications.all, PromptLimits(WAIT_S, 0.05))) as prompt:
+        prompt.start()
+        with closing(Client(runtime_folder / own_socket_name(), "chat")) as client:
+            before_s = time.thread_time()
+            state, text = client.run(code)
+            used_s = time.thread_time() - before_s
+            assert state == "error"
+            assert "this ran for 0.05 s without yielding" in text or text.endswith("(output ends after 65536 bytes)\n")
+            assert used_s < 1
+            # A call that yields has no such limit, and neither has the application.
+            slices = "for i = 1, 8 do local stop = os.clock() + 0.01 repeat until os.clock() > stop ba.sleep(1) end"
+            assert client.run(slices) == ("done", "")
+            assert server.vm.eval("local stop = os.clock() + 0.2 repeat until os.clock() > stop return 1") == (1,)
+            client.close()
+            wait_until(lambda: not server.vm.activities.limits)
+
+
+def test_an_application_at_the_root_has_two_names(server: AppServer, opened: Callable[[str], Client]) -> None:
+    server.app({".preload": "x = 1"})
+    assert opened("-").run("x") == ("done", "1\n")
+    assert opened("root").run("x") == ("done", "1\n")
 
 
 def test_topics_are_watched_with_a_bound(opened: Callable[[str], Client]) -> None:
@@ -211,6 +257,7 @@ def test_lines_are_logged(opened: Callable[[str], Client], caplog: pytest.LogCap
     who = f"process {os.getpid()} of user {os.getuid()}, application /chat/"
     assert f"lua prompt: opened by {who}" in lines
     line = next(line for line in lines if line.startswith(f"lua prompt: {who}: add(1)"))
+    assert line.endswith("... (2009 characters)")
     assert len(line) < 700
     assert "\n" not in line
 
@@ -247,7 +294,7 @@ def test_a_folder_of_others_is_not_used(server: AppServer, runtime_folder: Path)
     runtime_folder.mkdir()
     runtime_folder.chmod(0o777)
     with pytest.raises(StartError, match="other users have access"):
-        LuaPrompt(server.vm, server.applications.all, 1).start()
+        LuaPrompt(server.vm, server.applications.all, PromptLimits(1, 1)).start()
 
 
 def test_the_prompt_is_off_by_default() -> None:
@@ -290,7 +337,7 @@ def test_the_command_with_a_server(tmp_path: Path, runtime_folder: Path, serve: 
     environment = {"XDG_RUNTIME_DIR": str(runtime_folder.parent)}
     none = command("chat", "-e", "1")
     assert (none.exit_code, "set admin.lua_prompt = true" in none.stderr) == (1, True)
-    served = serve(app, env=environment | {"SMQRT_ADMIN__LUA_PROMPT": "true", "SMQRT_LUA_LOOP_S": "1"})
+    served = serve(app, env=environment | {"SMQRT_ADMIN__LUA_PROMPT": "true"})
     assert served.port
     done = command("-", "-e", "add(2), {1}")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "7\n{\n  1\n}\n", "")
@@ -308,7 +355,7 @@ def test_the_command_with_a_server(tmp_path: Path, runtime_folder: Path, serve: 
     assert unknown.stderr.startswith("Error: there is no application 'gone'")
     endless = command("-", "-e", "while true do end")
     assert endless.exit_code == 1
-    assert "this ran for 1 s without yielding" in endless.stderr
+    assert "this ran for 0.05 s without yielding" in endless.stderr
     assert command("-", "-e", "1").stdout == "1\n"  # the server goes on
     with subprocess.Popen(
         [sys.executable, "-m", "smqrt", "lua", "-"],

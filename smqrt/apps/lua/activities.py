@@ -100,6 +100,10 @@ class Activities:
         new: creates a coroutine of the Lua activity loop, which first yields the address of its Lua state.
         close_ref: reference of the Lua function that closes a coroutine.
         failure: marker that turns the result of an op into a Lua error.
+
+    Attributes:
+        limits: seconds of CPU time between two waits, by activity, where they differ from `lua_loop_s`. An entry with
+            another key has no activity yet; it makes the watchdog measure as often as its limit needs.
     """
 
     def __init__(self, new: Callable[[], LuaThread], close_ref: int, failure: object) -> None:
@@ -110,6 +114,7 @@ class Activities:
         self._drivers: dict[greenlet, _Driver] = {}
         self._parked: set[_Parked] = set()
         self._call_stack: list[Coroutine] = []
+        self.limits: dict[object, float] = {}
         self._share = share()
 
     @property
@@ -194,6 +199,20 @@ class Activities:
         if type(answer) is tuple and type(answer[0]) is bool:  # ended without blocking
             return self._ended(co, answer)
         return self._drive(co, answer)
+
+    def run_limited(self, limit_s: float, ref: int, *args: LuaValue) -> LuaValues:
+        """Run a Lua function like `run`, with a limit of its own for its CPU time between two waits, in seconds.
+
+        Raises:
+            LuaError, RuntimeError: as `run`.
+        """
+        co = self._idle.pop() if self._idle else Coroutine(self._new())
+        self._idle.append(co)  # `run` takes the last one
+        self.limits[co] = limit_s
+        try:
+            return self.run(ref, *args)
+        finally:
+            del self.limits[co]
 
     def stop(self) -> None:
         """End all activities that wait in an op. Their `<close>` variables are closed; pcall does not catch this.

@@ -7,6 +7,7 @@ to greenlets.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ STEP_S = 0.5
 MEMORY_STEP_S = 0.1  # in this time a Lua loop may allocate some hundred megabytes
 COLLECT_EVERY_S = 10.0  # a full collection of a heap of gigabytes takes seconds
 AGAIN_AFTER_S = 2.0  # or twice the limit
+STEPS_PER_LIMIT = 4
 STDERR = 2
 
 LUA_MEMORY = Limit("lua_memory", "limits.lua_memory_mib", "Lua uses its maximum of memory")
@@ -38,7 +40,8 @@ class Overdue:
     Args:
         activities: the activities.
         thread_id: the thread in which they run.
-        limit_s: seconds of CPU time of that thread; time in which it waits for a processor does not count.
+        limit_s: seconds of CPU time of that thread; time in which it waits for a processor does not count. Activities
+            may have other limits (`Activities.limits`).
 
     Attributes:
         case: a number that differs between overdue runs.
@@ -52,8 +55,8 @@ class Overdue:
         self._again_s = 0.0
         self.case = 0
 
-    def look(self) -> Run | None:
-        """Return the innermost overdue run; the same run again after `AGAIN_AFTER_S` if it has not ended.
+    def look(self) -> tuple[Run, float] | None:
+        """Return the innermost overdue run and its limit; the same run again after `AGAIN_AFTER_S` if it has not ended.
 
         Call this several times per limit, and `forget` after each iteration of the loop. After the end of an overdue
         run, the time of the runs around it starts again, since they did not use the CPU time.
@@ -62,12 +65,18 @@ class Overdue:
         if self._found is not None and self._found not in runs:
             self.forget()
         self._since_s = {run: self._since_s.get(run, now_s) for run in runs}
-        found = next((run for run in runs if now_s - self._since_s[run] >= self._limit_s), None)
-        if found is None or (found == self._found and now_s < self._again_s):
+        limits = self._activities.limits
+        for run in runs:
+            limit_s = limits.get(run[0], self._limit_s)
+            if now_s - self._since_s[run] >= limit_s:
+                break
+        else:
             return None
-        self.case += found != self._found
-        self._found, self._again_s = found, now_s + min(AGAIN_AFTER_S, 2 * self._limit_s)
-        return found
+        if run == self._found and now_s < self._again_s:
+            return None
+        self.case += run != self._found
+        self._found, self._again_s = run, now_s + min(AGAIN_AFTER_S, 2 * limit_s)
+        return run, limit_s
 
     def forget(self) -> None:
         """Forget all runs, which have ended since the loop has run another iteration."""
@@ -95,7 +104,8 @@ class LoopWatchdog:
     ) -> None:
         self._vm = vm
         self._limit_s, self._loop_s, self._memory_mib = limit_s, loop_s, memory_mib
-        self._step_s = min(STEP_S, limit_s / 4, loop_s / 4 or STEP_S, STEP_S if memory_mib is None else MEMORY_STEP_S)
+        most_s = STEP_S if memory_mib is None else MEMORY_STEP_S
+        self._step_s = min(most_s, limit_s / STEPS_PER_LIMIT, loop_s / STEPS_PER_LIMIT or STEP_S)
         self._memory_case = 0  # counts down, since `Overdue.case` counts up
         self._collected_s = -COLLECT_EVERY_S  # the first collection runs at once
         self._write = write or (lambda text: os.write(STDERR, text))
@@ -103,7 +113,7 @@ class LoopWatchdog:
         self._turns = 0
         self._stopped = False
         self._thread_id = monkey.get_original("_thread", "get_ident")()
-        self._overdue = Overdue(vm.activities, self._thread_id, loop_s)
+        self._overdue = Overdue(vm.activities, self._thread_id, loop_s or math.inf)
         self._is_ending = False
         self._timer = get_hub().loop.timer(self._step_s, self._step_s, ref=False)  # it does not keep the loop running
 
@@ -166,15 +176,18 @@ class LoopWatchdog:
 
     def _watch(self) -> None:
         seen, blocked_s = -1, 0.0
+        limits = self._vm.activities.limits
         while not self._stopped:
-            block_thread(self._step_s)
+            # `list` copies in one step: the other thread changes the dict.
+            step_s = min([self._step_s, *(limit_s / STEPS_PER_LIMIT for limit_s in list(limits.values()))])
+            block_thread(step_s)
             self._end_over_memory()
             if self._turns != seen:
                 seen, blocked_s = self._turns, 0.0
                 self._overdue.forget()
                 continue
             # Counted in steps, not by a clock, so that a stopped process does not count as blocked.
-            before_s, blocked_s = blocked_s, blocked_s + self._step_s
+            before_s, blocked_s = blocked_s, blocked_s + step_s
             if before_s < self._limit_s <= blocked_s:
                 position = self._lua_traceback()
                 if not position:
@@ -185,7 +198,7 @@ class LoopWatchdog:
                         frame = frame.f_back
                     position = ELSEWHERE + "\n".join(lines).encode()
                 self._write(b"the event loop has been blocked for %.1f s:\n%s\n" % (self._limit_s, position))
-            if self._loop_s:
+            if self._loop_s or limits:
                 self._end_overdue()
 
     def _lua_traceback(self) -> bytes | None:
@@ -205,15 +218,16 @@ class LoopWatchdog:
         return found[0] if found else None
 
     def _end_overdue(self) -> None:
-        interrupt, run = self._interrupt, self._overdue.look()
-        if interrupt is None or run is None:
+        interrupt, overdue = self._interrupt, self._overdue.look()
+        if interrupt is None or overdue is None:
             return
+        run, limit_s = overdue
         self._is_ending = True
-        activities, case, loop_s = self._vm.activities, self._overdue.case, self._loop_s
+        activities, case = self._vm.activities, self._overdue.case
 
         def arm(at: int) -> None:
             if run in activities.runs():
-                interrupt.lua.arm(at, case, loop_s)
+                interrupt.lua.arm(at, case, limit_s)
             else:  # the run has ended, and its coroutine may run another activity
                 interrupt.lua.set_hook(at, None, 0, 0)
 

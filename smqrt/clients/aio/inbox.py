@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
 from smqrt.errors import ArgumentError
+from smqrt.printable import place_of
 
 T = TypeVar("T")
 
@@ -202,7 +203,7 @@ class Callbacks:
                 if inspect.isawaitable(result):
                     await result
             except Exception:
-                log.exception("a callback failed")
+                log.exception("a callback failed: %s", place_of(fn))
 
     @property
     def is_current(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from smqrt.clients.aio.connection import Connection, Connector
 from smqrt.clients.aio.inbox import Callbacks, Inbox, Room
 from smqrt.clients.backoff import Backoff
-from smqrt.clients.smq.common import KnownNames, checked_credentials, checked_decision
+from smqrt.clients.smq.common import EndLog, KnownNames, checked_credentials, checked_decision
 from smqrt.clients.smq.options import SmqClientOptions, broker_url, to_bytes
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
 from smqrt.clients.smq.session import ClientSession
@@ -47,6 +47,7 @@ class ReconnectingSmqClient(KnownNames):
         self._connection: Connection | None = None
         self._seed_and_address: tuple[int, str] = (0, "")  # of Init, for onconnect
         self._connections = self._reads_ahead = self._undelivered = 0
+        self._end_log = EndLog()
         self._room = Room()
         self._callbacks = Callbacks(self._room)
         self._requests = OpenRequests()
@@ -381,7 +382,7 @@ class ReconnectingSmqClient(KnownNames):
         self._end_inboxes(error)
 
     async def _delay_after(self, end: ConnectionEnd) -> float | None:
-        log.info("%s", end)
+        self._end_log.add(end, self.onclose is not None or self.closing, self._connections)
         decision: bool | float | None = None
         if self.onclose is not None and not self.closing:
             try:

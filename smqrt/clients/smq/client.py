@@ -14,7 +14,7 @@ from gevent.event import Event as Signal
 from smqrt.clients.backoff import Backoff
 from smqrt.clients.reconnect import ReconnectingClient
 from smqrt.clients.smq.asyncio_guard import called_by_asyncio
-from smqrt.clients.smq.common import KnownNames, checked_credentials, checked_decision
+from smqrt.clients.smq.common import EndLog, KnownNames, checked_credentials, checked_decision
 from smqrt.clients.smq.connection import ClientConnection, SmqConnector
 from smqrt.clients.smq.keywords import SmqClientKeywords, SubscriptionKeywords
 from smqrt.clients.smq.options import (
@@ -26,7 +26,7 @@ from smqrt.clients.smq.options import (
     to_bytes,
 )
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
-from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, topic_key
+from smqrt.clients.smq.session import ClientSession, Handler, subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, ClosedError, EventLoopError, NoAnswer
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
 from smqrt.settings.option_types import make
@@ -63,6 +63,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd], KnownNames):
         self._connection: ClientConnection | None = None
         self._seed_and_address: tuple[int, str] = (0, "")  # seed and address of Init, for onconnect
         self._connections = self._reads_ahead = 0
+        self._end_log = EndLog()
         self._flushes: set[AsyncResult[bool]] = set()  # waiting calls of `flush`
         self._answers = Requests()
         self._disconnect_text = b""
@@ -209,7 +210,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd], KnownNames):
         return end
 
     def _delay_after(self, reason: ConnectionEnd) -> float | None:
-        log.info("%s", reason)
+        self._end_log.add(reason, self.onclose is not None or self._closing.is_set(), self._connections)
         answer: bool | float | None = None
         if self.onclose is not None and not self._closing.is_set():
             self._fail_waiting(f"the connection is lost: {reason}")
@@ -493,6 +494,9 @@ class SmqClient(ReconnectingSmqClient):
             if chosen.onack is not None:
                 numbered = (topic, tid) if subtopic is None else (topic, tid, subtopic, stid)
                 self._callbacks.post(chosen.onack, bool(tid), *numbered)
+            elif not tid and self.connected:
+                name = to_text(topic) if isinstance(topic, bytes) else topic
+                log.error("the broker denied the subscription to %r", name)
 
         self._session.subscribe(key, subkey, message_handler(chosen, self._call_onmsg), done)
 

@@ -68,6 +68,25 @@ def checked_credentials(value: object) -> bytes:
     raise ConnectionEnd("onauth", f"onauth {fault}", can_reconnect=False)
 
 
+class EndLog:
+    """Logs why connections ended: INFO, but WARNING for the first failure of a program that has no `onclose`.
+
+    Such a program would wait for its first connection without a word, since log levels below WARNING are not shown by
+    default.
+    """
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def add(self, end: ConnectionEnd, has_onclose: bool, connections: int) -> None:
+        """Log the end of a connection or attempt; `connections` is the number of earlier successful attempts."""
+        if has_onclose or connections or self._has_warned:
+            log.info("%s", end)
+        else:
+            self._has_warned = True
+            log.warning("not connected: %s", end)
+
+
 def checked_decision(decision: object) -> bool | float | None:
     """Return the decision of `onclose`: a bool, None, or seconds, at least 0. Log any other value and return None."""
     if decision is None or isinstance(decision, bool):

@@ -338,6 +338,7 @@ smq:queuesize | 5
 smq:pubon | "5", 5, "a"
 smqclient:create | "a", "a"
 smqclient:publish | "5", "a"
+smqclient:request | "5", "a"
 smqclient:tid2topic | 5
 smqclient:topic2tid | "5"
 mqttc:publish | "5", "5", {qos = 1}

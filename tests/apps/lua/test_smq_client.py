@@ -16,6 +16,7 @@ from smqrt.clients.backoff import Backoff
 from smqrt.transport.tls_contexts import self_signed_pair
 from smqrt.wire import smq as wire
 from tests.apps.lua.recorder import Recorder
+from tests.conftest import free_port
 from tests.support.factory import Factory
 from tests.support.local_broker import LocalBroker
 from tests.support.pki import server_context
@@ -182,6 +183,36 @@ def test_names_resolved_earlier_are_still_subscribed_at_the_broker(lua, start_br
     broker.smq.publish("1", "a")
     broker.smq.publish("2", "b")
     wait_until(lambda: len(seen(recorder, b"msg")) == 2)
+
+
+def test_request_waits_for_the_answer(lua, start_broker, recorder):
+    broker = start_broker(onmsg=lambda data, ptid, tid, subtid: broker.smq.publish(b"re:" + data, ptid, subtid))
+    lua(
+        """
+        local smq = connect()
+        test.record("before", smq:request(1, "x"))
+        local _, message = pcall(smq.request, smq, 1, "x", 0)
+        test.record("bad", message, select(2, pcall(smq.request, smq, "name", "x")))
+        smq.onconnect = function(etid)
+          local answer = smq:request(1, {a = 1}) -- also in a callback
+          test.record("answer", answer)
+          test.record("none", smq:request(12345, "x", 50))
+          smq:close()
+          test.record("closed", smq:request(1, "x"))
+        end
+        smq.onmsg = note "message"
+        """,
+        broker.url,
+    )
+    wait_until(lambda: seen(recorder, b"closed"))
+    not_connected = (None, b"the client is not connected")
+    assert (seen(recorder, b"before"), seen(recorder, b"closed")) == ([not_connected], [not_connected])
+    assert seen(recorder, b"answer") == [(b're:{"a":1}',)]
+    assert seen(recorder, b"none") == [(None, b"no answer from 12345 in 0.05 s")]
+    assert seen(recorder, b"message") == []
+    [bad] = seen(recorder, b"bad")
+    assert b"3600000 ms at most, and more than 0" in bad[0]
+    assert b"bad argument #1 to 'request'" in bad[1]
 
 
 def test_observe_and_unsubscribe_need_known_names(lua, start_broker, recorder):
@@ -511,6 +542,20 @@ def test_the_hint_for_self_signed_brokers_is_printed_once(lua, start_broker, rec
     wait_until(lambda: len(seen(recorder, b"close")) >= 3 and seen(recorder, b"trusting"))
     assert seen(recorder, b"close")[0] == (b"sslnottrusted", False)
     assert caplog.text.count("{trusted = false}") == 1
+
+
+def test_the_reason_of_a_failed_connection_is_logged_once(lua, recorder, caplog):
+    url = f"http://127.0.0.1:{free_port()}/"
+    lua(
+        """
+        connect() -- without onclose
+        connect({}, function(smq) smq.onclose = function(err) test.record("close", err) return 10 end end)
+        """,
+        url,
+    )
+    wait_until(lambda: len(seen(recorder, b"close")) >= 3)
+    reason = f"SMQ client: {url}: connection refused; is the server running there?"
+    assert caplog.messages == [reason, reason]
 
 
 def test_an_unknown_option_is_traced_with_the_nearest_one(lua, caplog) -> None:

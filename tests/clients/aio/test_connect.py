@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 import trustme
@@ -187,3 +188,18 @@ def test_received_data_is_read_before_an_error(run):
         assert str(reader.failure) == "reset"
 
     run(program)
+
+
+def test_a_program_without_onclose_gets_a_warning_of_the_first_failure(run, caplog):
+    url = f"http://127.0.0.1:{free_port()}/"
+
+    async def program():
+        async with asyncio.timeout(10), client(url, reconnect_delay=0.01, reconnect_delay_max=0.01):
+            while len(caplog.records) < 3:
+                await asyncio.sleep(0.001)
+
+    with caplog.at_level(logging.INFO, "smqrt.client"):
+        run(program)
+    levels = [record.levelno for record in caplog.records[:3]]
+    assert levels == [logging.WARNING, logging.INFO, logging.INFO]
+    assert caplog.messages[0] == f"not connected: {url}: connection refused; is the server running there?"

@@ -44,6 +44,7 @@ def until_connected(device, word="connected"):
 def test_the_file_is_small():
     text = (CLIENT / "smq.py").read_text("utf-8")
     assert len(text.splitlines()) < 250
+    assert len((CLIENT / "smq_full.py").read_text("utf-8").splitlines()) < 150
     assert not (CLIENT / "__init__.py").exists(), "it is a file for devices, not a module of smqrt"
 
 
@@ -364,3 +365,82 @@ smq.onmsg = lambda *values: smq.close(0)
     broker.smq.publish("y", etid)
     assert device.next() == ["closed"]
     assert any("already executing" in line for line in device.other)
+
+
+# ---- smq_full.py
+
+
+FULL = START.replace("from smq import", "from smq_full import")
+
+
+def test_observations_and_numbers_of_subtopics_after_a_reconnect(start_broker, run):
+    broker = start_broker()
+    program = f"""
+smq = client({broker.url!r})
+smq.observe("t", lambda subscribers, topic: show(["change", subscribers, topic]))
+smq.createsub("s", lambda accepted, subtopic, subtid: show(["created", accepted, subtopic, subtid]))
+smq.onmsg = lambda data, ptid, tid, subtid: smq.unobserve(str(data, "utf-8"))
+"""
+    device = run(FULL + program + RUN)
+    until_connected(device)
+    assert sorted([device.next(), device.next()]) == [
+        ["change", 0, "t"],
+        ["created", True, "s", broker.smq.subtopic2tid("s")],
+    ]
+    broker.close()
+    assert device.next()[0] == "lost"
+    again = start_broker(port=broker.port)
+    etid = until_connected(device, "reconnected")
+    assert device.next() == ["change", 0, "t"], "once"
+    again.smq.subscribe("t", onmsg=print)
+    assert device.next() == ["change", 1, "t"]
+    again.smq.publish("t", etid)  # the device ends the observation
+    again.smq.publish("x", etid)
+    again.smq.unsubscribe("t")
+    again.smq.shutdown("the end")
+    assert device.next()[0] == "lost"
+
+
+def test_the_observation_of_an_etid_ends_with_its_client(start_broker, run):
+    broker = start_broker()
+    program = f"""
+smq = client({broker.url!r})
+smq.onmsg = lambda data, ptid, tid, subtid: smq.observe(int(data), lambda *values: show(["gone", values]))
+"""
+    device, other = run(FULL + program + RUN), run(FULL + f"smq = client({broker.url!r})" + RUN)
+    etid, observed = until_connected(device), until_connected(other)
+    broker.smq.publish(str(observed), etid)
+    broker.smq.publish(str(0x7FFFFFF1), etid)
+    assert device.next() == ["gone", [0, 0x7FFFFFF1]], "an unknown number, after the answer to the first one"
+    other.close()
+    assert device.next() == ["gone", [0, observed]]
+
+
+def test_requests_end_with_an_answer_their_time_or_the_client(start_broker, run):
+    requests = []
+    broker = start_broker(onmsg=lambda data, ptid, tid, subtid: requests.append((data, ptid, subtid)))
+    program = f"""
+smq = client({broker.url!r}, queue_bytes=4000)
+def answered(name):
+    return lambda data: show([name, data and str(data, "utf-8")])
+smq.onconnect = lambda etid, rnd, ip: show(["connected", smq.request(1, "a", answered("a"), 60)])
+while not smq.connected:
+    smq.poll(100)
+while smq._requests:
+    smq.poll(1000)
+smq.request(1, "b", answered("b"), 0.05)
+while smq._requests:
+    smq.poll(60000)
+show([smq.request(1, "x", answered("x"), 60) for _ in range(17)])
+smq.close(15)
+"""
+    device = run(FULL + program)
+    assert device.next() == ["connected", True]
+    data, etid, subtid = wait_until(lambda: requests)[0]
+    broker.smq.publish("to nobody", etid, subtid ^ 1)
+    broker.smq.publish("re:" + data.decode(), etid, subtid)
+    assert device.next() == ["message", "to nobody", 1]
+    assert device.next() == ["a", "re:a"]
+    assert device.next() == ["b", None], "after 50 ms, although the poll may wait for a minute"
+    assert device.next() == 16 * [True] + [False]
+    assert [device.next() for _ in range(16)] == 16 * [["x", None]]

@@ -10,6 +10,7 @@ import trustme
 from smqrt.clients.micropython.smq import SmqClient
 from tests.conftest import REPOSITORY
 from tests.support import pki
+from tests.support.micropython import CLIENT
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -52,6 +53,12 @@ def test_the_program_that_answers(start_broker, run):
     assert wait_until(lambda: answers) == [(b"21.5", etid, 77)]
 
 
+def test_the_program_that_observes_and_requests(start_broker, run):
+    broker = start_broker(onmsg=lambda data, ptid, tid, subtid: broker.smq.publish("5", ptid, subtid))
+    device = run(program("remote", broker.url))
+    assert sorted([device.next(), device.next()]) == [0, 5]
+
+
 def test_the_program_with_tls(start_broker, run, tmp_path, monkeypatch):
     authority, etids = trustme.CA(), []
     broker = start_broker(
@@ -67,6 +74,7 @@ def test_the_program_with_tls(start_broker, run, tmp_path, monkeypatch):
 
 def test_every_option_and_method_is_documented():
     names = [name for name in vars(SmqClient) if not name.startswith("_")]
+    names += re.findall(r"^    def ([a-z]+)", (CLIENT / "smq_full.py").read_text("utf-8"), re.MULTILINE)
     assert len(names) > 20
     first_cells = " ".join(re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE))
     assert [name for name in names if not re.search(rf"`{name}[`(]", first_cells)] == []
@@ -78,7 +86,7 @@ EXCHANGE = """
 import gc
 gc.collect()
 before = gc.mem_alloc()
-from smq import SmqClient
+from {module} import SmqClient
 gc.collect()
 imported = gc.mem_alloc()
 received = []
@@ -100,21 +108,28 @@ show([imported - before, connected - imported, gc.mem_alloc() - connected, smq.d
 """
 
 
-def figure(row: str) -> float:
+COLUMNS = ("smq", "smq_full")
+
+
+def figure(row: str, module: str) -> float:
     """A number of the table of memory."""
-    return float(re.search(rf"\| {re.escape(row)} \| ([\d,]+)", PAGE)[1].replace(",", ""))
+    cells = re.search(rf"^\| {re.escape(row)} \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    return float(cells[1 + COLUMNS.index(module)].replace(",", ""))
 
 
+@pytest.mark.parametrize("module", COLUMNS)
 @pytest.mark.parametrize("options", [{}, {"max_message": 512, "queue_bytes": 512}])
-def test_memory(start_broker, run, options):
+def test_memory(start_broker, run, options, module):
     broker = start_broker()
-    smallest_kib = figure("smallest heap for 1,000 messages of 64 bytes, `smq.py`")
-    device = run(EXCHANGE.format(url=broker.url, options=options), heap=f"{smallest_kib * 1.1:.0f}K")
+    smallest_kib = figure("smallest heap for 1,000 messages of 64 bytes, KiB", module)
+    text = EXCHANGE.format(url=broker.url, options=options, module=module)
+    device = run(text, heap=f"{smallest_kib * 1.1:.0f}K")
     assert device.next() == "ready"
     imported, connected, growth, dropped = device.next()
-    assert imported == pytest.approx(figure("code of the client after `import` (`gc.mem_alloc`)"), rel=0.1)
-    row = "the same with `max_message=512, queue_bytes=512`"
-    row = row if options else "a connected client with one subscription, default options"
-    assert connected == pytest.approx(figure(row), rel=0.1)
+    code = figure("code of the client after `import` (`gc.mem_alloc`), bytes", module)
+    assert imported == pytest.approx(code, rel=0.1)
+    row = "the same with `max_message=512, queue_bytes=512`, bytes"
+    row = row if options else "a connected client with one subscription, default options, bytes"
+    assert connected == pytest.approx(figure(row, module), rel=0.1)
     assert growth <= 1000
     assert dropped == 0

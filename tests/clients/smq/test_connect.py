@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+import gevent
 import pytest
 import trustme
 
@@ -11,6 +13,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.transport.outgoing_proxy import Proxy
 from smqrt.transport.stream import Stream
+from tests.conftest import free_port
 from tests.support.local_broker import LocalBroker
 from tests.support.pki import client_of, expired, identity_of, server_of
 from tests.support.proxies import ConnectProxy, SocksProxy, TestProxy
@@ -87,3 +90,35 @@ def test_errors_do_not_contain_the_password(url: str) -> None:
     with pytest.raises(ArgumentError, match="anna") as caught:
         SmqClient(url)
     assert "sec" not in str(caught.value)
+
+
+def test_a_program_without_onclose_gets_a_warning_of_the_first_failure(
+    make_client: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}/"
+    ends: list[str] = []
+    options = {"reconnect_delay": 0.01, "reconnect_delay_max": 0.01}
+    with caplog.at_level(logging.INFO, "smqrt.client"):
+        make_client(url, **options)
+        wait_until(lambda: len(caplog.records) >= 3)
+        levels = [record.levelno for record in caplog.records[:3]]
+        assert levels == [logging.WARNING, logging.INFO, logging.INFO]
+        assert caplog.messages[0] == f"not connected: {url}: connection refused; is the server running there?"
+        make_client(url, onclose=lambda word, can_reconnect: ends.append(word), **options)
+        wait_until(lambda: ends)
+    assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
+
+
+def test_a_denied_subscription_without_onack_is_logged(
+    start_broker: Callable[..., LocalBroker], make_client: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(start_broker(permittop=lambda topic, issub, peer: topic == "say").url)
+    answers: list[bool] = []
+    client.subscribe(b"secret")
+    client.subscribe("other", onack=lambda accepted, topic, tid: answers.append(accepted))
+    client.subscribe("say", onack=lambda accepted, topic, tid: answers.append(accepted))
+    wait_until(lambda: answers == [False, True])
+    gevent.sleep(0)
+    assert [record.getMessage() for record in caplog.records if record.name == "smqrt.client"] == [
+        "the broker denied the subscription to 'secret'"
+    ]

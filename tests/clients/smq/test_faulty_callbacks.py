@@ -42,6 +42,18 @@ def test_nonsense_from_onclose_counts_as_nothing(make_client, onclose):
         assert client.flush(5)
 
 
+def test_the_log_names_a_function_with_other_arguments(broker, make_client, caplog):
+    client = make_client(broker.url)
+    client.subscribe("t", onmsg=lambda data: None)
+    client.publish("x", "t")
+    wait_until(lambda: caplog.messages)
+    line = test_the_log_names_a_function_with_other_arguments.__code__.co_firstlineno + 2
+    assert caplog.messages == [
+        f"a callback failed: test_the_log_names_a_function_with_other_arguments.<locals>.<lambda> ({__file__}:{line})"
+    ]
+    assert client.flush(5)
+
+
 @pytest.mark.parametrize(("delay_s", "comes_back"), [(-1, True), (float("inf"), False), (1e300, False)])
 def test_any_number_of_seconds_can_be_waited(make_client, delay_s, comes_back):
     asked = Queue()

@@ -51,6 +51,10 @@ function commands.publish(name, command, data)
   if not clients[name]:publish(data, command.etid or command.topic, command.subtopic) then error("not sent", 0) end
 end
 
+function commands.request(name, command, data)
+  return assert(clients[name]:request(command.etid, data, command.timeout_ms))
+end
+
 function commands.observe(name, command)
   clients[name]:observe(command.etid or command.topic, function(subscribers, topic)
     driver.event(name, "change", command.etid and "etid" or "topic", topic, "subscribers", subscribers)
@@ -72,5 +76,5 @@ function commands.close(name) paused[name] = nil; clients[name]:close() end
 function run(json, data)
   local command = ba.json.decode(json)
   local execute = commands[command["do"]] or error("not supported", 0)
-  execute(command.client, command, data)
+  return execute(command.client, command, data)
 end

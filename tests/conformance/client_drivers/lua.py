@@ -63,11 +63,11 @@ def main() -> None:
         command = json.loads(line)
         arguments = json.dumps({name: value for name, value in command.items() if name not in ("repeat", "base64")})
         try:
-            vm.eval("run(...)", "=command", arguments.encode(), payload_of(command))
+            values = vm.eval("return run(...)", "=command", arguments.encode(), payload_of(command))
         except LuaError as error:
             emit({"id": command["id"], "error": str(error)})
         else:
-            emit({"id": command["id"], "ok": True})
+            emit({"id": command["id"], "ok": True, **({"text": text_of(values[0])} if values else {})})
 
 
 main()

@@ -6,9 +6,11 @@ import select
 import sys
 
 sys.path.insert(0, "../../../smqrt/clients/micropython")
-from smq import SmqClient
+from smq_full import SmqClient
 
 POLL_MS = 5
+LATER = object()
+"""The result of a command that answers itself."""
 
 
 def emit(answer):
@@ -42,6 +44,8 @@ class Client:
         self.ended = False
         self.paused = None
         self.reason = None
+        self.subtopics = {}
+        self.prefix = None
 
     def event(self, kind, **fields):
         """Report an event."""
@@ -58,7 +62,10 @@ class Client:
         """Return the handler of a subscription, whose names are (topic, sub-topic)."""
 
         def report(data, ptid, tid, subtid):
-            fields = {"topic": names[0], "subtopic": names[1], "from": ptid}
+            if names[0] == "self" and subtid and self.prefix:
+                self.smq.publish(self.prefix + data, ptid, subtid)
+                return
+            fields = {"topic": names[0], "subtopic": names[1] or self.subtopics.get(subtid), "from": ptid}
             fields.update(shown(data))
             if self.paused is None:
                 self.event("message", **fields)
@@ -115,6 +122,40 @@ class Client:
                 raise OSError("the client is closed or its queue is full")
             self.smq.poll(POLL_MS)
 
+    def createsub(self, command):
+        def acknowledged(accepted, subtopic, subtid):
+            self.subtopics[subtid] = subtopic
+            self.event("created", subtopic=subtopic, stid=subtid)
+
+        self.smq.createsub(command["subtopic"], acknowledged)
+
+    def observe(self, command):
+        kind = "etid" if "etid" in command else "topic"
+
+        def changed(subscribers, topic):
+            fields = {kind: topic, "subscribers": subscribers}
+            self.event("change", **fields)
+
+        self.smq.observe(command[kind], changed)
+
+    def unobserve(self, command):
+        self.smq.unobserve(command["etid"] if "etid" in command else command["topic"])
+
+    def request(self, command):
+        def answered(data):
+            answer = {"id": command["id"]}
+            if data is None:
+                answer["error"] = "no answer"
+            else:
+                answer.update(shown(data), ok=True)
+            emit(answer)
+
+        self.smq.request(command["etid"], payload_of(command), answered, command["timeout_ms"] / 1000)
+        return LATER
+
+    def answer(self, command):
+        self.prefix = command["prefix"].encode()
+
     def pause(self, command):
         self.paused = []
 
@@ -140,7 +181,10 @@ def run(client, command):
     """Run a command and answer it."""
     answer = {"id": command["id"]}
     try:
-        answer.update(getattr(client, command["do"])(command) or {}, ok=True)
+        fields = getattr(client, command["do"])(command)
+        if fields is LATER:
+            return
+        answer.update(fields or {}, ok=True)
     except (OSError, ValueError, AttributeError) as error:
         answer["error"] = str(error)
     emit(answer)

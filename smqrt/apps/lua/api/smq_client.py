@@ -26,7 +26,7 @@ from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.engines.mesh import PORT
 from smqrt.cluster.engines.mtl import Cluster, Conn, Links, Mtl, MtlOptions, ignore_event, own
 from smqrt.cluster.engines.process_cluster import cluster as process_cluster
-from smqrt.errors import ClosedError, StartError, StreamError
+from smqrt.errors import ClosedError, NoAnswer, StartError, StreamError
 from smqrt.process import current_process
 from smqrt.transport.stream import Stream
 
@@ -36,18 +36,24 @@ _HEADER = "header:"
 _PROXY = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
 
 
-class UntrustedHint:
-    """Log, once per client, how to connect to a broker with an untrusted certificate."""
+class EndHint:
+    """Log, once per client, why a connection was closed, which `onclose` gets as one word.
+
+    For a broker with an untrusted certificate, the line says how to connect to it.
+    """
 
     def __init__(self) -> None:
         self._is_logged = False
 
     def check(self, end: ConnectionEnd | None) -> None:
-        """Log the hint if the certificate is the reason why a connection was closed."""
-        if end is None or end.word != "sslnottrusted" or self._is_logged:
+        """Log the reason of a closed connection, if it is the first one that the broker did not close."""
+        if end is None or end.by_broker or self._is_logged:
             return
         self._is_logged = True
-        log.error("SMQ client: %s; to connect without this check: create(url, {trusted = false})", end)
+        if end.word == "sslnottrusted":
+            log.error("SMQ client: %s; to connect without this check: create(url, {trusted = false})", end)
+        else:
+            log.warning("SMQ client: %s", end)
 
 
 class SmqClientBinding:
@@ -85,7 +91,7 @@ class SmqClientBinding:
         proxy = proxy_of({key: chosen.pop(key) for key in _PROXY if key in chosen})
         tls = self._services.tls[chosen.pop("shark")] if "shark" in chosen else None
         self._last = number = self._last + 1
-        event, hint = partial(partial, self._event, number), UntrustedHint()
+        event, hint = partial(partial, self._event, number), EndHint()
         # A mapping: type checkers know neither that the Lua half passes a ClientTls nor what it returns for `onauth`.
         more = {
             "cleanstart": True,
@@ -139,7 +145,7 @@ class SmqClientBinding:
             opening.set_exception(error)
         return True
 
-    def _on_close(self, number: int, word: str | None, can_reconnect: bool, hint: UntrustedHint) -> bool | float | None:
+    def _on_close(self, number: int, word: str | None, can_reconnect: bool, hint: EndHint) -> bool | float | None:
         """Call Lua's onclose, and return the seconds until the next attempt, True for the default delays or False for
         no attempt. None after an error in onclose, so that the client reconnects nevertheless.
         """
@@ -200,6 +206,16 @@ class SmqClientBinding:
         """See `smq:publish`; return False if the client is not connected or its send queue is full."""
         client = self._of(number)
         return client is not None and client.publish(data, topic, subtopic)
+
+    def request(self, number: int, etid: int, data: bytes, timeout_s: float) -> LuaResult:
+        """See `smq:request`; block until the answer, and return it, or None and the error."""
+        client = self._of(number)
+        if client is None:
+            return fail("the client is not connected")
+        try:
+            return client.request(etid, data, timeout_s).data
+        except (ClosedError, NoAnswer) as error:
+            return fail(str(error))
 
     def unsubscribe(self, number: int, topic: bytes | int) -> None:
         """See `smq:unsubscribe`."""
@@ -270,7 +286,7 @@ def _text(value: bytes | None) -> str:
 def install_smq_client(vm: Vm, services: Services) -> None:
     """Install `smq.client`."""
     binding = SmqClientBinding(vm, services)
-    vm.namespace("smq.client", methods(binding, _FUNCTIONS))
+    vm.namespace("smq.client", methods(binding, _FUNCTIONS), blocking={"request": binding.request})
 
 
 # ---- `smq.mtl`, `smq.conn` and `smq.cluster`: hubs of several processes that work as one.

@@ -92,7 +92,7 @@ local function compiled(source, env)
   local message
   chunk, message = load(source, "=prompt", "t", env)
   if chunk then return chunk end
-  if find(message, "<eof>", 1, true) then return nil end
+  if find(message, "<eof>$") then return nil end
   return false, message
 end
 

@@ -5,7 +5,9 @@
 local core, py = ...
 
 local arg, ref = core.arg, core.ref
-local ipairs, pairs, setmetatable, tostring, type = ipairs, pairs, setmetatable, tostring, type
+local format, ipairs, pairs, setmetatable, tostring, type = string.format, ipairs, pairs, setmetatable, tostring, type
+
+local MAX_REQUEST_MS <const> = 3600000
 
 local methods = {}
 local class = core.class("smqclient", methods)
@@ -143,6 +145,17 @@ end
 -- syntax: smq:publish(data, topic [,subtopic])                                       -> whether it was queued to be sent
 function methods.publish(self, data, topic, subtopic)
   return py.publish(handle(self), core.payload(data, 1, "publish"), name(topic, 2, "publish"), arg.optional(name, subtopic, nil, 3, "publish"))
+end
+
+-- syntax: smq:request(etid, data [,timeout ms])                                      -> the answer | nil, error
+function methods.request(self, etid, data, timeout)
+  local number = handle(self)
+  etid, data = arg.integer(etid, 1, "request"), core.payload(data, 2, "request")
+  timeout = arg.optional(arg.number, timeout, 10000, 3, "request")
+  if not (timeout > 0 and timeout <= MAX_REQUEST_MS) then
+    core.raise(format("bad argument #3 to 'request' (%d ms at most, and more than 0)", MAX_REQUEST_MS))
+  end
+  return py.request(number, etid, data, timeout / 1000)
 end
 
 function methods.unsubscribe(self, topic)
