@@ -139,8 +139,9 @@ class Hooks:
     """`(batch, tid, ptid, peer)` for messages without a subscriber."""
     onnode: Callable[[int, str, str], object] | None = None
     """`(number, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left"."""
-    onmqttgap: Callable[[str, int, Any], object] | None = None
-    """`(client_id, count, client)`: messages of an MQTT session were lost; the client is None without a connection."""
+    onmqttgap: Callable[[str | None, int, Any, int | None], object] | None = None
+    """`(client_id, count, client, node)`: messages of an MQTT session were lost; the client is None without a
+    connection. Or messages that were kept for another node: then only `count` and the number of the node are given."""
     log: Callable[[BrokerPeer | None, str], object] | None = None
     """`(peer, text)` for the operator's log; None when the line is not about one peer."""
 

@@ -82,6 +82,7 @@ class Devices(DeliveryQueue):
         filters: the filters of all sessions.
         by_topic: the filters that match each topic, of topics that have some.
         search: finds the topics of filters.
+        gaps: reports lost messages to the application.
         retained: the retained messages.
         readers: the subscribers that may read a topic.
         shared_rows: packets that several sessions send; see `SharedRows`.
@@ -105,7 +106,6 @@ class Devices(DeliveryQueue):
 
     __slots__ = (
         "__weakref__",
-        "_gaps",
         "_is_notifying",
         "_pressed",
         "again",
@@ -114,6 +114,7 @@ class Devices(DeliveryQueue):
         "counts",
         "features",
         "filters",
+        "gaps",
         "handshake_s",
         "hashed",
         "hidden_failures",
@@ -143,7 +144,7 @@ class Devices(DeliveryQueue):
         self.sessions: dict[str, Device] = {}
         self.hashed: dict[bytes, Device] = {}
         self.offline: dict[Device, None] = {}
-        self._gaps = GapReports(broker, self.sessions)
+        self.gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
         self.wills = Wills(self)
         self.arrivals = Arrivals()
@@ -560,7 +561,7 @@ class Devices(DeliveryQueue):
     def session_overflowed(self, device: Device) -> None:
         """Count a message that was lost because too many waited in a session."""
         self.broker.stats.drop(Drop.OVER_BUDGET, 1)
-        self._gaps.lost(device.client_id)
+        self.gaps.lost(device.client_id)
         QUEUED.refused(f"the MQTT client {ascii(device.client_id[:64])}")
 
     # ---- backpressure: publishers with QoS 1 and 2 wait for connected clients whose queues fill
