@@ -48,11 +48,18 @@ class RemoteFilter:
 
 
 class RemoteFilters:
-    """The filters of all other nodes. A set of nodes is an integer with one bit for each."""
+    """The filters of all other nodes. A set of nodes is an integer with one bit for each.
+
+    Attributes:
+        group_changes: grows when a filter gets its first shared subscription or another one, or loses one.
+    """
 
     def __init__(self) -> None:
+        self.group_changes = 0
         self._by_filter: dict[str, RemoteFilter] = {}
         self._tree: FilterTree[RemoteFilter] = FilterTree()
+        self._shared: FilterTree[RemoteFilter] = FilterTree()
+        """Those with shared subscriptions: a search for these passes no other filters."""
         self._counts: Counter[int] = Counter()
         """The number of filters of each node, by its bit, without those of shared subscriptions."""
 
@@ -79,11 +86,18 @@ class RemoteFilters:
             found.messages = _with(found.messages, bit, wanted & Wanted.MESSAGES)
             found.once = _with(found.once, bit, wanted & Wanted.ONCE)
         else:
-            shared = found.groups.setdefault(text, RemoteGroup(text, group, wanted_filter))
+            shared = found.groups.get(text)
+            if shared is None:
+                shared = found.groups[text] = RemoteGroup(text, group, wanted_filter)
+                self.group_changes += 1
+                self._shared.set(wanted_filter, found)
             shared.connected = _with(shared.connected, bit, wanted & Wanted.CONNECTED)
             shared.offline = _with(shared.offline, bit, wanted & Wanted.OFFLINE)
             if not shared.connected | shared.offline:
                 del found.groups[text]
+                self.group_changes += 1
+                if not found.groups:
+                    self._shared.remove(wanted_filter)
         if not found.messages | found.once and not found.groups:
             del self._by_filter[wanted_filter]
             self._tree.remove(wanted_filter)
@@ -118,9 +132,14 @@ class RemoteFilters:
             bits |= one.once
         return bits
 
-    def groups(self, name: bytes) -> list[RemoteGroup]:
-        """Return the shared subscriptions that match a topic."""
-        return [group for one in self.match(name) for group in one.groups.values()]
+    def groups(self, name: bytes) -> Iterator[RemoteGroup | None]:
+        """Yield the shared subscriptions that match a topic, and None after each portion of the search."""
+        text = mqtt_name(name) if self._by_filter else None
+        for one in self._shared.search(text) if text is not None else ():
+            if one is None:
+                yield None
+            else:
+                yield from list(one.groups.values())
 
     def group(self, text: str) -> RemoteGroup | None:
         """Return the shared subscription with this text, if another node has it."""

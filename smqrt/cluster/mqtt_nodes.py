@@ -7,6 +7,7 @@ it the messages with the name of the topic, until that node has created the topi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import ceil, inf
 
 from smqrt.broker.broker import Broker
@@ -20,6 +21,7 @@ from smqrt.broker.state import BrokerPeer, TakeSession
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration
 from smqrt.cluster.mqtt_filters import RemoteFilters, RemoteGroup
+from smqrt.cluster.mqtt_group_queue import GroupQueue, WantedGroup
 from smqrt.cluster.mqtt_streams import MqttStreams
 from smqrt.cluster.remote_node import RemoteNode, count_messages
 from smqrt.cluster.state import ClusterState
@@ -59,6 +61,7 @@ class MqttNodes:
     def __init__(self, state: ClusterState, migration: HubMigration, lost: AbsentNodes, streams: MqttStreams) -> None:
         self._state, self._migration, self._lost, self._streams = state, migration, lost, streams
         self.filters = RemoteFilters()
+        self._groups = GroupQueue(state, self.filters, lost, streams, self._send_to_wanted)
         self.retained_changed: Callable[[bytes], object] = lambda name: None
         self.take_session: TakeSession = lambda client_id, user, is_clean: True
         self.session_connected: Callable[[Device], object] = lambda device: None
@@ -338,25 +341,18 @@ class MqttNodes:
         if not len(self.filters) and not len(lost):
             return None
         name = topic.name or b""
-        groups = self.filters.groups(name)
-        lost_groups = lost.groups(name) if len(lost) else []
-        if not groups and not lost_groups:
-            return None
-        known = {group.text for group in groups}
-        lost_groups = [group for group in lost_groups if group.text not in known]
+        found = self._groups.find(name)
+        return partial(self._groups.put, found, name) if found is None or found else None
 
-        def send(batch: bytes) -> None:
-            devices = self._broker.devices
-            for group in groups:
-                if devices is None or not devices.has_group(group.filter, group.name):
-                    bits = group.connected or group.offline
-                    if not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
-                        self._keep_for_group(group.text, group.connected | group.offline, name, batch)
-            for group in lost_groups:
-                if devices is None or not devices.has_group(group.filter, group.name):
-                    self._keep_for_group(group.text, 0, name, batch)
-
-        return send
+    def _send_to_wanted(self, wanted: WantedGroup, name: bytes, batch: bytes) -> None:
+        group, is_lost = wanted
+        devices = self._broker.devices
+        if devices is not None and devices.has_group(group.filter, group.name):
+            return
+        if is_lost:
+            self._keep_for_group(group.text, 0, name, batch)
+        elif not self._send_to_group(group, name, batch, group.connected or group.offline) and self._lost.nodes:
+            self._keep_for_group(group.text, group.connected | group.offline, name, batch)
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """See `ClusterMqtt`."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import ceil, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from smqrt.broker.mqtt.arrivals import AGAIN, Arrivals, KnownNode
 from smqrt.broker.mqtt.messages import Mark, MqttBatch
@@ -151,8 +151,7 @@ class MessageStream:
             self._waiting.append(entry)
             self._drop_excess()
         if self.is_delayed:
-            self._streams.delayed[self] = None
-            self._streams.is_delayed = True
+            self._streams.delay(self)
             if self.size_bytes > self._streams.limit_bytes >> 2 and self.queue is not None:
                 self.queue.on_full()
 
@@ -213,6 +212,14 @@ class MessageStream:
             yield
 
 
+class Delayed(Protocol):
+    """Messages that wait in this process; a stream, for example."""
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether messages still wait."""
+
+
 class Acknowledgement(Mark):
     """A place among the batches that wait for delivery: what has arrived before is acknowledged."""
 
@@ -246,7 +253,7 @@ class MqttStreams:
         limit_bytes: the memory for messages that are not acknowledged.
         size_bytes: the memory in use, approximately.
         overflowed: messages that were dropped because of this limit.
-        delayed: streams whose link takes no more messages now.
+        delayed: streams whose link takes no more messages now, and other messages that wait.
         is_delayed: whether the last messages have gone to one of these.
         random: returns random bytes.
         on_caught_up: called when all messages have arrived that linked nodes had kept.
@@ -255,7 +262,7 @@ class MqttStreams:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self.limit_bytes, self.size_bytes, self.overflowed = KEPT_BYTES, 0, 0
-        self.delayed: dict[MessageStream, None] = {}
+        self.delayed: dict[Delayed, None] = {}
         self.is_delayed = False
         self.random: Callable[[int], bytes] = lambda count: bytes(count)
         self._by_identity: dict[bytes, MessageStream] = {}
@@ -369,7 +376,7 @@ class MqttStreams:
         if stream is None or stream.queue is not node.send_queue:
             return
         stream.detach()
-        self._relieve()
+        self.relieve()
         heir = next((one for one in self._state.remotes if one.stream is stream and one is not node), None)
         if heir is not None:
             stream.attach(heir.send_queue)
@@ -424,7 +431,12 @@ class MqttStreams:
         stream = self._by_id.get(number)
         if stream is not None and stream.queue is node.send_queue:
             stream.arrived(last)
-            self._relieve()
+            self.relieve()
+
+    def delay(self, delayed: Delayed) -> None:
+        """Let the publisher of the last messages wait, see `must_wait`."""
+        self.delayed[delayed] = None
+        self.is_delayed = True
 
     def must_wait(self, publisher: BrokerPeer) -> bool:
         """Return whether a publisher has to wait until links take its last messages; it is resumed then."""
@@ -443,7 +455,8 @@ class MqttStreams:
         for stream in [one for one in self.delayed if not one.is_delayed]:
             del self.delayed[stream]
 
-    def _relieve(self) -> None:
+    def relieve(self) -> None:
+        """Resume the publishers if no messages wait any more."""
         if self.delayed:
             self._forget_delayed()
             if not self.delayed:

@@ -441,14 +441,18 @@ class Devices(DeliveryQueue):
         deliveries, may_read, batch = found.known_deliveries, _any_device, run.batch
         if deliveries is None:
             deliveries = yield from found.deliveries()
-        groups = found.groups if found.has_groups else ()  # now: later, a `WideSet` may have to find them again
+        groups: list[Group] = []
+        group = batch.group if isinstance(batch, ArrivedBatch) else None
+        if group:  # the one that the other node has chosen
+            groups = [one for one in (self.filters.group(group),) if one is not None]
+        elif found.has_groups:
+            groups = found.groups  # now: later, a `WideSet` may have to find them again
         chosen: list[Delivery] = deliveries
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, deliveries)
             chosen, may_read = deliveries if readers.chosen is None else readers.chosen, readers.has
         self._count_copies(batch, len(chosen))
         run.skips_numbers = len(chosen) > DELIVERIES_AT_ONCE
-        group = batch.group if isinstance(batch, ArrivedBatch) else None
         if not group:
             for one in chosen:
                 one.device.deliver(run, one)
@@ -471,6 +475,7 @@ class Devices(DeliveryQueue):
                 and not group.is_connected
                 and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
             ):
+                yield
                 continue
             is_divided = may_read is _any_device and group.is_connected and run.count > 1
             for device, frames in group.divide(run.frames) if is_divided else ():
