@@ -18,16 +18,15 @@ class RemoteGroup:
 
     Attributes:
         text: `$share/group/filter`.
-        filter, name: the parts of the text.
         connected: the bits of the nodes to which a client of the group is connected.
         offline: the bits of the nodes that have sessions of the group, but no connected client of it.
         turn: counts the messages, so that the nodes are chosen in turn.
     """
 
-    __slots__ = ("connected", "filter", "name", "offline", "text", "turn")
+    __slots__ = ("connected", "offline", "text", "turn")
 
-    def __init__(self, text: str, name: str, filter_text: str) -> None:
-        self.text, self.name, self.filter = text, name, filter_text
+    def __init__(self, text: str) -> None:
+        self.text = text
         self.connected = self.offline = self.turn = 0
 
 
@@ -88,7 +87,7 @@ class RemoteFilters:
         else:
             shared = found.groups.get(text)
             if shared is None:
-                shared = found.groups[text] = RemoteGroup(text, group, wanted_filter)
+                shared = found.groups[text] = RemoteGroup(text)
                 self.group_changes += 1
                 self._shared.set(wanted_filter, found)
             shared.connected = _with(shared.connected, bit, wanted & Wanted.CONNECTED)

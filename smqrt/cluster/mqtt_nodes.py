@@ -347,7 +347,7 @@ class MqttNodes:
     def _send_to_wanted(self, wanted: WantedGroup, name: bytes, batch: bytes) -> None:
         group, is_lost = wanted
         devices = self._broker.devices
-        if devices is not None and devices.has_group(group.filter, group.name):
+        if devices is not None and devices.filters.group(group.text) is not None:
             return
         if is_lost:
             self._keep_for_group(group.text, 0, name, batch)

@@ -441,12 +441,11 @@ class Devices(DeliveryQueue):
         deliveries, may_read, batch = found.known_deliveries, _any_device, run.batch
         if deliveries is None:
             deliveries = yield from found.deliveries()
-        groups: list[Group] = []
         group = batch.group if isinstance(batch, ArrivedBatch) else None
         if group:  # the one that the other node has chosen
             groups = [one for one in (self.filters.group(group),) if one is not None]
-        elif found.has_groups:
-            groups = found.groups  # now: later, a `WideSet` may have to find them again
+        else:
+            groups = found.groups if found.has_groups else []  # now: later, a `WideSet` may have to find them again
         chosen: list[Delivery] = deliveries
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, deliveries)
@@ -495,11 +494,6 @@ class Devices(DeliveryQueue):
     def _count(self, batch: bytes) -> int:
         known = batch.messages if isinstance(batch, MqttBatch) else 0
         return known or self.broker.measure(batch)[0]
-
-    def has_group(self, text: str, name: str) -> bool:
-        """Return whether there is a shared subscription of a filter with this name."""
-        found = self.filters.by_text.get(text)
-        return found is not None and name in found.groups
 
     def has_groups(self, topic: Topic) -> bool:
         """Return whether a topic has shared subscriptions."""
