@@ -57,9 +57,11 @@ def restore_session(devices: Devices, record: Record) -> Device:
     """
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
-    device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
-    device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
-    device.dropped = record["dropped"]
+    device.last_number, device.dropped = record["last_number"], record["dropped"]
+    if record["in_flight"]:  # sessions without messages share empty containers
+        device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
+    if record["unreleased"]:
+        device.unreleased = set(record["unreleased"])
     devices.add_session(device)
     for one in record["waiting"]:
         device.keep(message_of(one))
@@ -67,7 +69,8 @@ def restore_session(devices: Devices, record: Record) -> Device:
     device.ends_s = NO_EXPIRY_S if record["ends_s"] is None else record["ends_s"]
     for text, *options in record["subscriptions"]:
         devices.add_subscription(device, text, Options(*options))
-    device.count_stored()
+    if device.in_flight:
+        device.count_stored()
     devices.session_changed(device)
     return device
 
