@@ -95,7 +95,7 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Sequence[SavedRow], 
             message.body.users += 1
         if one.state == WAITING and message is not None:
             device.keep(message)
-            rows.waiting.append(row)
+            rows.append_waiting(row)
         elif one.state == RECEIVED:
             device.expect_releases((one.packet,))
             rows.received[one.packet] = row
