@@ -71,9 +71,11 @@ def restore_saved(
             return
         record |= _NO_MESSAGES
         device = restore_session(devices, record)
-        device.rows = SessionRows(ledger, record["number"])
+        own = SessionRows(ledger, record["number"])
         if rows:
-            _restore_rows(device, device.rows, rows, messages)
+            _restore_rows(device, own, rows, messages)
+        else:
+            device.rows = own
     elif will is not None:
         device = ledger.lost_clients[client_id] = Device(devices, client_id)
     else:
@@ -107,6 +109,7 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Sequence[SavedRow], 
             device.in_flight[one.packet] = message
             device.last_number = one.packet
             rows.sent[one.packet] = row
+    device.rows = rows  # now: `keep` would add rows for the messages
     device.count_stored()
     device.drop_excess()
 
