@@ -26,7 +26,7 @@ OnPub = Callable[[str, bytes], object]
 
 
 def connect(
-    addr: object, onpub: OnPub, op: Options | None = None, **options: object
+    addr: object, onpub: OnPub | None, op: Options | None = None, **options: object
 ) -> tuple[Mqtt3, None] | tuple[None, str | int]:
     """Connect to a broker, and wait until it accepts the connection. `mqtt.run()` runs the callbacks.
 
@@ -36,12 +36,13 @@ def connect(
     Args:
         addr: a host name, `host:port`, a URL, a list of these, or a connected socket: `socket.socket`, `ssl.SSLSocket`,
             those of gevent, or a `smqrt.transport.stream.Stream`. The client takes over a socket.
-        onpub: `f(topic, payload)`; the payload is bytes.
+        onpub: `f(topic, payload)`; the payload is bytes. With the option `onmessage` it may be None.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark`
             (True, or a `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive`
             (seconds, 600; at least 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or
-            `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `version` ("3.1" for MQTT
-            3.1); `timeout` (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`; `proxy`, `proxyport`, `socks`,
+            `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `onmessage` (`f(message)`, a
+            function that gets messages as objects, in the place of `onpub`); `version` ("3.1" for MQTT 3.1);
+            `timeout` (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`; `proxy`, `proxyport`, `socks`,
             `proxyuser`, `proxypass`. Unknown options are logged and ignored.
 
     Returns:

@@ -61,7 +61,8 @@ def create(
             `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `alpn`; `timeout`
             (milliseconds, 5000); `intf` (local address); `ipv6`; `id` or `clientidentifier` (random); `keepalive`
             (seconds, 60; 0 disables it); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
-            "message", "qos", "retain", "properties"}`); `recbta` (True); `proxy`, `proxyport`, `socks`,
+            "message", "qos", "retain", "properties"}`); `recbta` (True); `onmessage` (`f(message)`, a function that
+            gets messages as objects, see `smqrt.mqtt.Message`, in the place of `onpub`); `proxy`, `proxyport`, `socks`,
             `proxyuser`, `proxypass`; `reconnectdelay`, `reconnectmax` (seconds, 1 and 60); `queuesize`,
             `queuebytes`, `queuefull`, `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). Unknown options
             are logged and ignored.
@@ -82,7 +83,7 @@ def create(
 
 
 def connect(
-    addr: object, onpub: mqtt3c.OnPub, op: Options | None = None, **options: object
+    addr: object, onpub: mqtt3c.OnPub | None, op: Options | None = None, **options: object
 ) -> tuple[Mqtt3, None] | tuple[None, str | int]:
     """Connect with MQTT 3.1.1 (the older form), as `smqrt.mqtt3c.connect` does. (spec: smq §8)"""
     return mqtt3c.connect(addr, onpub, op, **options)

@@ -251,5 +251,11 @@ def test_cluster_modules_of_python_have_lua_names() -> None:
 def test_every_callback_of_a_hub_has_a_type() -> None:
     callbacks = {name.lower() for name in hub.__all__ if inspect.isclass(getattr(hub, name)) and name.startswith("On")}
     options = set(signature(hub.create).parameters)
-    variants = {"onmessage", "onmessagewithattributes", "onpublishwithattributes", "onclosewithreason"}
+    variants = {
+        "onmessage",
+        "onmessagewithattributes",
+        "onpublishwithattributes",
+        "onclosewithreason",
+        "onmqttgapwithnode",
+    }
     assert callbacks - options - variants == set()

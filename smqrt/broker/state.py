@@ -139,8 +139,9 @@ class Hooks:
     """`(batch, tid, ptid, peer)` for messages without a subscriber."""
     onnode: Callable[[int, str, str], object] | None = None
     """`(number, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left"."""
-    onmqttgap: Callable[[str, int, Any], object] | None = None
-    """`(client_id, count, client)`: messages of an MQTT session were lost; the client is None without a connection."""
+    onmqttgap: Callable[[str | None, int, Any, int | None], object] | None = None
+    """`(client_id, count, client, node)`: messages of an MQTT session were lost; the client is None without a
+    connection. Or messages that were kept for another node: then only `count` and the number of the node are given."""
     log: Callable[[BrokerPeer | None, str], object] | None = None
     """`(peer, text)` for the operator's log; None when the line is not about one peer."""
 
@@ -272,8 +273,14 @@ class ClusterMqtt(Protocol):
     def has_groups(self, name: bytes) -> bool:
         """Return whether other nodes have shared subscriptions that match a topic."""
 
-    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str]) -> None:
-        """Send a batch of this hub to one client of each shared subscription of other nodes, except `own` ones."""
+    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str] | None) -> Iterator[None]:
+        """Send a batch of this hub to one client of each shared subscription of other nodes, in portions.
+
+        Args:
+            name: the name of the topic.
+            batch: the messages.
+            own: shared subscriptions that are left out; None for those that this hub has then.
+        """
 
     def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:
         """Send a batch on, which another node has sent for a shared subscription that this hub does not have."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
 from smqrt.wire.cluster_mqtt import Wanted
@@ -13,8 +13,8 @@ MAX_PORTIONS = 100
 """The maximum length of a search, in portions of `FilterTree.search`: about 5 ms."""
 
 
-MAX_KNOWN_GROUPS = 10_000
-"""Topics whose shared subscriptions are remembered."""
+MAX_KNOWN_GROUPS = 200_000
+"""Shared subscriptions of topics that are remembered."""
 
 
 class RemoteGroup:
@@ -22,16 +22,15 @@ class RemoteGroup:
 
     Attributes:
         text: `$share/group/filter`.
-        filter, name: the parts of the text.
         connected: the bits of the nodes to which a client of the group is connected.
         offline: the bits of the nodes that have sessions of the group, but no connected client of it.
         turn: counts the messages, so that the nodes are chosen in turn.
     """
 
-    __slots__ = ("connected", "filter", "name", "offline", "text", "turn")
+    __slots__ = ("connected", "offline", "text", "turn")
 
-    def __init__(self, text: str, name: str, filter_text: str) -> None:
-        self.text, self.name, self.filter = text, name, filter_text
+    def __init__(self, text: str) -> None:
+        self.text = text
         self.connected = self.offline = self.turn = 0
 
 
@@ -57,8 +56,11 @@ class RemoteFilters:
     def __init__(self) -> None:
         self._by_filter: dict[str, RemoteFilter] = {}
         self._tree: FilterTree[RemoteFilter] = FilterTree()
-        self._groups: dict[bytes, list[RemoteGroup]] = {}
+        self._shared: FilterTree[RemoteFilter] = FilterTree()
+        """Those with shared subscriptions: a search for these passes no other filters."""
+        self._known: dict[bytes, list[RemoteGroup]] = {}
         """Results of `groups`, until a shared subscription begins or ends."""
+        self._known_count = self._changes = 0
         self._counts: Counter[int] = Counter()
         """The number of filters of each node, by its bit, without those of shared subscriptions."""
 
@@ -87,13 +89,16 @@ class RemoteFilters:
         else:
             shared = found.groups.get(text)
             if shared is None:
-                shared = found.groups[text] = RemoteGroup(text, group, wanted_filter)
-                self._groups.clear()
+                shared = found.groups[text] = RemoteGroup(text)
+                self._changed()
+                self._shared.set(wanted_filter, found)
             shared.connected = _with(shared.connected, bit, wanted & Wanted.CONNECTED)
             shared.offline = _with(shared.offline, bit, wanted & Wanted.OFFLINE)
             if not shared.connected | shared.offline:
                 del found.groups[text]
-                self._groups.clear()
+                self._changed()
+                if not found.groups:
+                    self._shared.remove(wanted_filter)
         if not found.messages | found.once and not found.groups:
             del self._by_filter[wanted_filter]
             self._tree.remove(wanted_filter)
@@ -128,14 +133,51 @@ class RemoteFilters:
             bits |= one.once
         return bits
 
-    def groups(self, name: bytes) -> list[RemoteGroup]:
-        """Return the shared subscriptions that match a topic."""
-        known = self._groups.get(name)
-        if known is None:
-            if len(self._groups) >= MAX_KNOWN_GROUPS:
-                self._groups.clear()
-            known = self._groups[name] = [group for one in self.match(name) for group in one.groups.values()]
-        return known
+    def groups(self, name: bytes) -> Generator[None, None, list[RemoteGroup]]:
+        """Return the shared subscriptions that match a topic, found in portions."""
+        if name in self._known or not self._by_filter:
+            return self._known.get(name, [])
+        found, changes = list[RemoteGroup](), self._changes
+        for one in self._search(name):
+            if one is None:
+                yield
+            else:
+                found += one.groups.values()
+        if changes == self._changes:
+            self._remember(name, found)
+        return found
+
+    def has_groups(self, name: bytes) -> bool:
+        """Return whether shared subscriptions match a topic; true if that takes long to find out."""
+        if not self._by_filter:
+            return False
+        if name in self._known:
+            return bool(self._known[name])
+        for count, one in enumerate(self._search(name)):
+            if one is not None or count >= MAX_PORTIONS:
+                return True
+        self._remember(name, [])
+        return False
+
+    def _search(self, name: bytes) -> Iterator[RemoteFilter | None]:
+        """Yield the filters with shared subscriptions that match a topic, and None after each portion of the search."""
+        text = mqtt_name(name)
+        if text is not None:
+            yield from self._shared.search(text)
+
+    def _remember(self, name: bytes, found: list[RemoteGroup]) -> None:
+        if self._known_count > MAX_KNOWN_GROUPS:
+            self._forget()
+        self._known[name] = found
+        self._known_count += len(found) + 1
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._known_count = 0
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._forget()
 
     def group(self, text: str) -> RemoteGroup | None:
         """Return the shared subscription with this text, if another node has it."""

@@ -14,8 +14,8 @@ from smqrt.broker.mqtt import large_messages
 from smqrt.broker.mqtt.arrivals import AGAIN, prefix_of
 from smqrt.broker.mqtt.device import Device
 from smqrt.broker.mqtt.filters import mqtt_name, split_shared
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, MqttBatch, mqtt_batch
-from smqrt.broker.outbox import Drop, ahead, run_in_background
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, OTHER_GROUPS, ArrivedBatch, MqttBatch, mqtt_batch
+from smqrt.broker.outbox import Drop, ahead, run_at_once, run_in_background
 from smqrt.broker.state import BrokerPeer, TakeSession
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration
@@ -337,8 +337,8 @@ class MqttNodes:
     def group_put(self, topic: Topic) -> Put | None:
         """Return a function that sends batches to shared subscriptions that only other nodes have; None for none.
 
-        With clients of the topic here, `Devices` calls `send_to_groups` for messages of MQTT clients when it delivers
-        them. A client of a group that comes or leaves before that would otherwise double or lose messages.
+        `Devices` gets the batches, and calls `send_to_groups` when it delivers them. A client of a group that comes or
+        leaves before that would otherwise double or lose messages.
         """
         name = topic.name or b""
         if not self.has_groups(name):
@@ -346,30 +346,35 @@ class MqttNodes:
 
         def send(batch: bytes) -> None:
             devices = self._broker.devices
-            is_delivered = devices is not None and topic in devices.by_topic
-            if not (is_delivered and isinstance(batch, MqttBatch)) or batch.origin & AGAIN:
-                groups = (*self.filters.groups(name), *self._lost.filters.groups(name)) if devices is not None else ()
-                own = [group.text for group in groups if devices.has_group(group.filter, group.name)]
-                self.send_to_groups(name, batch, own)
+            if devices is None or (isinstance(batch, MqttBatch) and batch.origin & AGAIN):
+                run_at_once(self.send_to_groups(name, batch, None), self._broker.clock)
+            elif not isinstance(batch, MqttBatch):
+                devices.put(ArrivedBatch.of(batch, OTHER_GROUPS))
+            elif topic not in devices.by_topic:
+                devices.put(batch)
 
         return send
 
     def has_groups(self, name: bytes) -> bool:
         """See `ClusterMqtt`."""
-        return any(len(one) and one.groups(name) for one in (self.filters, self._lost.filters))
+        return self.filters.has_groups(name) or self._lost.filters.has_groups(name)
 
-    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str]) -> None:
+    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str] | None) -> Iterator[None]:
         """See `ClusterMqtt`."""
-        lost, known = self._lost.filters, set(own)
-        for group in self.filters.groups(name) if len(self.filters) else ():
-            if group.text not in known:
-                known.add(group.text)
-                bits = group.connected or group.offline
-                if not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
-                    self._keep_for_group(group.text, group.connected | group.offline, name, batch)
-        for group in lost.groups(name) if len(lost) else ():
-            if group.text not in known:
+        connected = yield from self.filters.groups(name)
+        lost = yield from self._lost.filters.groups(name)
+        devices, known = self._broker.devices, set(own or ())
+        for group in (*connected, *lost):
+            is_own = own is None and devices is not None and devices.filters.group(group.text) is not None
+            if is_own or group.text in known:
+                continue
+            known.add(group.text)
+            bits = group.connected or group.offline
+            if self.filters.group(group.text) is not group:
                 self._keep_for_group(group.text, 0, name, batch)
+            elif not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
+                self._keep_for_group(group.text, group.connected | group.offline, name, batch)
+            yield
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """See `ClusterMqtt`."""
@@ -408,9 +413,8 @@ class MqttNodes:
         This hub may not know yet where the client is now.
         """
         broker, text = self._broker, entry.messages.group.decode("utf-8", "replace")
-        name, wanted = split_shared(text) or (None, "")
-        is_known = self.filters.group(text) is not None or self._lost.filters.group(text) is not None
-        if tries and not is_known and not broker.devices.has_group(wanted, name or ""):
+        tables = (self.filters, self._lost.filters, broker.devices.filters)
+        if tries and all(one.group(text) is None for one in tables):
             broker.call_later(GROUP_TRY_S, lambda: self._choose_again(entry, tries - 1))
             return
         left_ms = left_ms_of(entry.expires_s, broker.clock())

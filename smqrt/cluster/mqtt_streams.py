@@ -80,6 +80,7 @@ class MessageStream:
 
     Attributes:
         identity: see above.
+        node_number: the last node number of the receiver; 0 if it was not linked since the start.
         queue: the send queue to the receiver; None while it is lost.
         is_open: whether messages can be sent; otherwise the answer to Continue is awaited.
         size_bytes: the memory of the messages.
@@ -90,7 +91,7 @@ class MessageStream:
         self._streams, self.identity, self.id = streams, identity, number
         self.queue: NodeSendQueue | None = None
         self.is_open = self.is_ended = False
-        self.size_bytes = 0
+        self.size_bytes = self.node_number = 0
         self._last = self._sent_bytes = 0
         self._sent: deque[Entry] = deque()
         self._waiting: deque[Entry] = deque()
@@ -225,7 +226,7 @@ class MessageStream:
         while self._waiting:
             entry = self._waiting.popleft()
             self._forget(entry)
-            self._streams.lost(reason, entry.message_count)
+            self._streams.lost(self, reason, entry.message_count)
             yield
 
 
@@ -328,6 +329,7 @@ class MqttStreams:
         if node.stream is not None or self._arrivals is None:
             return
         node.stream = stream = self.stream_to(identity)
+        stream.node_number = node.number
         self._remember(identity, True)
         if stream.queue is None:
             stream.attach(node.send_queue)
@@ -359,15 +361,18 @@ class MqttStreams:
         if devices.ledger is not None:
             devices.ledger.touch(KnownNode(identity))
 
-    def lost(self, reason: Drop, messages: int) -> None:
-        """Count messages that reach no client of a lost node."""
-        self._state.broker.stats.drop(reason, messages)
+    def lost(self, stream: MessageStream, reason: Drop, messages: int) -> None:
+        """Count and report messages that reach no client of a lost node."""
+        broker = self._state.broker
+        broker.stats.drop(reason, messages)
+        if broker.devices is not None:
+            broker.devices.gaps.lost(stream.node_number, messages)
 
     def dropped(self, stream: MessageStream, entry: Entry) -> None:
         """Count and report messages that were dropped because too many are kept."""
         broker, count = self._state.broker, entry.message_count
         self.overflowed += count
-        broker.stats.drop(Drop.LINK_LOST if stream.queue is None else Drop.LINK_SLOW, count)
+        self.lost(stream, Drop.LINK_LOST if stream.queue is None else Drop.LINK_SLOW, count)
         name = entry.messages.name
         KEPT.refused(f"the topic {ascii(name[:64])[1:]}")
         for trace in broker.traces:
@@ -404,7 +409,7 @@ class MqttStreams:
         stream, fresh = before.stream, node.stream
         if stream is None:
             return
-        node.stream = stream
+        node.stream, stream.node_number = stream, node.number
         stream.follow(node.send_queue)
         if fresh is not None and fresh is not stream:
             self.end(fresh)
@@ -418,7 +423,7 @@ class MqttStreams:
 
         def send() -> None:
             if stream.is_ended:
-                self.lost(Drop.LINK_LOST, smq.count_frames(messages.frames))
+                self.lost(stream, Drop.LINK_LOST, smq.count_frames(messages.frames))
             else:
                 stream.put(messages, origin, expires_s)
 
@@ -438,7 +443,7 @@ class MqttStreams:
             session: see `WireMessages`.
         """
         if stream.is_ended:
-            self.lost(Drop.LINK_LOST, 1)
+            self.lost(stream, Drop.LINK_LOST, 1)
             return
         payload, large = message.payload, None
         if len(payload) > FRAME_PAYLOAD_BYTES:

@@ -133,8 +133,18 @@ class OnNode(Protocol):
 class OnMqttGap(Protocol):
     """Called when messages of the session of an MQTT client were lost because too many waited."""
 
-    def __call__(self, client_id: str, lost: int, peer: Peer | None, /) -> object:
-        """The result is ignored. `peer` is None while the client is not connected."""
+    def __call__(self, client_id: str | None, lost: int, peer: Peer | None, /) -> object:
+        """The result is ignored. `peer` is None while the client is not connected.
+
+        `client_id` is None for messages that were kept for another node, see `OnMqttGapWithNode`.
+        """
+
+
+class OnMqttGapWithNode(Protocol):
+    """Called when messages of an MQTT session were lost, or messages that were kept for another node of the cluster."""
+
+    def __call__(self, client_id: str | None, lost: int, peer: Peer | None, node: int | None, /) -> object:
+        """The result is ignored. Either `client_id` or `node`, the number of the node, is None."""
 
 
 class Log(Protocol):
@@ -193,10 +203,10 @@ def calling_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
 
 
-def takes_reason(onclose: Callable[..., object] | None) -> bool:
-    """Return whether `onclose` takes a fifth argument, the reason. The documented function has four."""
+def takes(callback: Callable[..., object] | None, arguments: int) -> bool:
+    """Return whether a callback can be called with this number of arguments; False for None."""
     try:
-        return onclose is not None and bool(signature(onclose).bind(*range(5)))
+        return callback is not None and bool(signature(callback).bind(*range(arguments)))
     except (TypeError, ValueError):  # ValueError: a built-in function without a signature
         return False
 
@@ -278,7 +288,8 @@ class CallbackHooks:
 
     def __init__(self, callbacks: Mapping[str, Callable[..., Any]], guard: Guard) -> None:
         self._callbacks, self._guard = callbacks, guard
-        self._passes_reason = takes_reason(callbacks.get("onclose"))
+        self._passes_reason = takes(callbacks.get("onclose"), 5)
+        self._passes_node = takes(callbacks.get("onmqttgap"), 4)
         self._passes_attributes = "onpublish" in callbacks and takes_attributes(callbacks["onpublish"], 5)
         self._invalid_answers = LineLimit()
 
@@ -294,12 +305,14 @@ class CallbackHooks:
             "onclose": self._onclose,
             "onpublish": self._onpublish,
             "ondrop": self._ondrop,
-            "onmqttgap": lambda client_id, count, client: self._call(
-                "onmqttgap", client_id, count, None if client is None else peer_of(client)
-            ),
+            "onmqttgap": self._onmqttgap,
             "onnode": lambda number, event, why: self._call("onnode", number, event, why),
         }
         return Hooks(log=self._log, **{name: hook for name, hook in adapters.items() if name in self._callbacks})
+
+    def _onmqttgap(self, client_id: str | None, count: int, client: BrokerPeer | None, node: int | None) -> object:
+        arguments = (client_id, count, None if client is None else peer_of(client), node)
+        return self._call("onmqttgap", *(arguments if self._passes_node else arguments[:3]))
 
     def _call(self, name: str, *arguments: object) -> object:
         return self._guard.call(name, self._callbacks[name], *arguments)

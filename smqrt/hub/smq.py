@@ -25,6 +25,7 @@ from smqrt.hub.callbacks import (
     OnMessage,
     OnMessageWithAttributes,
     OnMqttGap,
+    OnMqttGapWithNode,
     OnNode,
     OnPublish,
     OnPublishWithAttributes,
@@ -447,7 +448,7 @@ def create(
     ondrop: OnPublish | None = None,
     onmsg: OnMessage | OnMessageWithAttributes | None = None,
     onnode: OnNode | None = None,
-    onmqttgap: OnMqttGap | None = None,
+    onmqttgap: OnMqttGap | OnMqttGapWithNode | None = None,
     log: Log | None = None,
     keepidle: int | None = None,
     keepintv: int | None = None,
@@ -489,8 +490,9 @@ def create(
         ondrop: `f(data, ptid, tid, subtid, peer)` for messages without a receiver.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
         onnode: `f(node, event, why)`; another node of the cluster has "joined", is "lost", is "back", or has "left".
-        onmqttgap: `f(client_id, lost, peer)`; so many messages of an MQTT session were lost because too many waited;
-            `peer` is None while the client is not connected.
+        onmqttgap: `f(client_id, lost, peer[, node])`; so many messages of an MQTT session were lost because too many
+            waited; `peer` is None while the client is not connected. Or messages that were kept for the node with this
+            number; `client_id` is None then.
         log: `f(sock, text)`; `sock` may be None.
         keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
             `smqrt.smq.gevent_broker.HubOptions` (help: hub-api).

@@ -210,11 +210,14 @@ class GarbageCollector:
         self._rests_until_s = 0.0
 
     def start(self) -> None:
-        """Start the passes. Objects that exist already are excluded from them (`gc.freeze`)."""
-        gc.collect()
-        gc.freeze()
+        """Start the passes."""
         gc.set_threshold(YOUNG_OBJECTS, _NO_LIMIT, _NO_LIMIT)
         self._timer.start(self._collect)
+
+    def freeze(self) -> None:
+        """Exclude the objects that exist now from the passes."""
+        gc.collect()
+        gc.freeze()
 
     def stop(self) -> None:
         """Stop the passes."""

@@ -266,6 +266,8 @@ class Server:
         if self._worker:
             self._worker.start(self)
         self._watchdog.start()
+        # Before applications are loaded: with Python's own passes, 100,000 MQTT sessions of a file take twice as long.
+        self._collector.start()
         limit_errors_of_greenlets()
         self._operations.start()
         loading = gevent.spawn(self.load, specs)  # a greenlet: SIGTERM also stops a server whose .preload blocks
@@ -318,7 +320,7 @@ class Server:
 
     def _prepare(self) -> None:
         prepare_process()
-        self._collector.start()
+        self._collector.freeze()
         apply_connection_limits(self.settings)
 
     def start(self) -> None:

@@ -185,7 +185,7 @@ def session_records(connection: sqlite3.Connection, shift_s: float) -> Iterator[
         for client_id, text, checksum in found:
             if checksum != _checksum(client_id.encode(), text.encode()):
                 raise DamagedError(f"the session of {client_id!r} was changed")
-            yield shifted(json.loads(text, object_hook=_bytes_of), shift_s)
+            yield shifted(_DECODER.decode(text), shift_s)
 
 
 def messages(connection: sqlite3.Connection, shift_s: float) -> dict[int, Message]:
@@ -265,7 +265,11 @@ def _text_of(value: object) -> dict[str, str]:
 
 
 def _bytes_of(found: dict[str, Any]) -> object:
-    return b64decode(found["b64"]) if found.keys() == {"b64"} else found
+    return b64decode(found["b64"]) if len(found) == 1 and "b64" in found else found
+
+
+_DECODER = json.JSONDecoder(object_hook=_bytes_of)
+"""`json.loads` would make one for each record."""
 
 
 def _checksum(*parts: bytes) -> int:

@@ -24,6 +24,7 @@ from gevent import get_hub, monkey
 from smqrt.broker import client_limits, sessions
 from smqrt.broker.mqtt import records as mqtt_records
 from smqrt.broker.mqtt.client import MqttClient
+from smqrt.broker.mqtt.packed_records import packed_record, restore_packed
 from smqrt.broker.outbox import EMPTY_QUEUE, QueuedMemory, run_in_background
 from smqrt.broker.sessions import Record, Session, SessionState, adopt_values, values_of
 from smqrt.broker.state import BrokerClient, BrokerPeer
@@ -342,6 +343,8 @@ class FrozenHub:
         with_tls: whether connections over TLS migrate.
         with_mqtt: whether MQTT clients migrate; older versions can't restore them.
         ahead: the clients whose records were sent early.
+        is_packed: whether the record of the hub has a `packed_record`, for another process; older versions can't
+            restore it.
 
     Attributes:
         broker: see above.
@@ -355,8 +358,10 @@ class FrozenHub:
         with_tls: bool = False,
         ahead: Mapping[Session, PrecopiedClient] = NO_PRECOPIED_CLIENTS,
         with_mqtt: bool = True,
+        is_packed: bool = False,
     ) -> None:
         self.broker = broker
+        self._mqtt_record = packed_record if is_packed else mqtt_records.record_of
         self._ahead = ahead
         self.clients: list[MovingClient] = []
         self.others: list[Session] = []
@@ -423,7 +428,7 @@ class FrozenHub:
             "unhandled": self._unhandled,
         }
         if self.broker.devices is not None:
-            record["mqtt"] = mqtt_records.record_of(self.broker.devices)
+            record["mqtt"] = self._mqtt_record(self.broker.devices)
         return record
 
     def _finish_mqtt_clients(self) -> None:
@@ -553,7 +558,8 @@ class RestoredHub:
             log.warning("the id of topic %r is now the one that its clients use; the application got another one", name)
         sessions.add_counters(self.broker, record["counters"])
         if self.broker.devices is not None and "mqtt" in record:
-            mqtt_records.restore(self.broker.devices, record["mqtt"])
+            restore = restore_packed if "messages" in record["mqtt"] else mqtt_records.restore
+            restore(self.broker.devices, record["mqtt"])
 
     def place(self, record: Record, transport: Transport) -> None:
         """Register a client. It is not read before `begin`, and nothing is sent to it."""

@@ -107,6 +107,26 @@ def test_the_oldest_messages_are_dropped_above_the_limit() -> None:
     assert ear.take() == [b"2", b"3", b"4"]
 
 
+def test_the_application_learns_of_dropped_messages() -> None:
+    reports: list[tuple[object, ...]] = []
+    cluster = MqttCluster()
+    hub, member = cluster.hubs[0], cluster.members[0]
+    hub.broker.hooks.onmqttgap = lambda *report: reports.append(report)
+    cluster.hubs[1].client("reader", "a", qos=1)
+    cluster.settle()
+    member.streams.limit_bytes = 3 * (mqtt_streams.ENTRY_BYTES + 100)
+    cluster.cut(0, 1)
+    for number in range(5):
+        cluster.publish(0, b"a", b"%d" % number, qos=1)
+    hub.tick(1)
+    assert reports == [(None, 2, None, 2)], "more than cluster.kept_bytes"
+    hub.now_s += member.lost.kept_s
+    member.lost.forget_expired()
+    cluster.settle()
+    hub.tick(1)
+    assert reports[1:] == [(None, 3, None, 2)], "cluster.kept_s is over"
+
+
 def test_messages_are_not_kept_for_ever() -> None:
     cluster = MqttCluster()
     _, ear = cluster.hubs[1].client("reader", "a", "+/b", qos=1)

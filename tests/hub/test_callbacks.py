@@ -14,7 +14,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import AuthStep
 from smqrt.errors import CloseReason
 from smqrt.hub import callbacks as module
-from smqrt.hub.callbacks import CallbackHooks, Guard, calling_line, renamed, takes_reason
+from smqrt.hub.callbacks import CallbackHooks, Guard, calling_line, renamed, takes
 from smqrt.wire import smq as wire
 from tests.support import sites
 from tests.support.device import RAW, Site, connect_packet, publish
@@ -110,7 +110,7 @@ def test_only_given_callbacks_are_hooks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("onclose", "takes"),
+    ("onclose", "has_reason"),
     [
         (lambda etid, sock, peer, err: None, False),
         (lambda etid, sock, peer, err, reason: None, True),
@@ -121,8 +121,8 @@ def test_only_given_callbacks_are_hooks() -> None:
         (print, True),
     ],
 )
-def test_onclose_gets_the_reason_if_it_takes_it(onclose: Any, takes: bool) -> None:
-    assert takes_reason(onclose) is takes
+def test_onclose_gets_the_reason_if_it_takes_it(onclose: Any, has_reason: bool) -> None:
+    assert takes(onclose, 5) is has_reason
     if onclose is None or onclose is print:
         return
     told: list[tuple[Any, ...]] = []
@@ -131,11 +131,21 @@ def test_onclose_gets_the_reason_if_it_takes_it(onclose: Any, takes: bool) -> No
         told.append(given)
         onclose(*given)
 
-    hooked = Hooked(onclose=call if takes else lambda etid, sock, peer, err: call(etid, sock, peer, err))
+    hooked = Hooked(onclose=call if has_reason else lambda etid, sock, peer, err: call(etid, sock, peer, err))
     hooked.hooks.onclose(hooked.session, CloseReason.SHUTDOWN)
     ((etid, *_, err),) = [given[:4] for given in told]
     assert (etid, err) == (5, CloseReason.SHUTDOWN.word or 0)
-    assert told[0][4:] == ((CloseReason.SHUTDOWN.value,) if takes else ())
+    assert told[0][4:] == ((CloseReason.SHUTDOWN.value,) if has_reason else ())
+
+
+def test_onmqttgap_gets_the_node_if_it_takes_it() -> None:
+    told: list[tuple[Any, ...]] = []
+    for given in (lambda *found: told.append(found), lambda one, lost, peer: told.append((one, lost, peer))):
+        hook = Hooked(onmqttgap=given).hooks.onmqttgap
+        assert hook is not None
+        hook("lamp", 3, None, None)
+        hook(None, 5, None, 7)
+    assert told == [("lamp", 3, None, None), (None, 5, None, 7), ("lamp", 3, None), (None, 5, None)]
 
 
 def test_onconnect_frees_the_request() -> None:

@@ -24,6 +24,7 @@ def collector() -> Iterator[scheduling.GarbageCollector]:
     before = gc.get_threshold()
     collector = scheduling.GarbageCollector()
     collector.start()
+    collector.freeze()
     yield collector
     collector.stop()
     gc.set_threshold(*before)

@@ -265,7 +265,7 @@ def test_onmqttgap(make_site: Callable[..., Site]) -> None:
     before, got = current_mqtt(), list[Any]()
     apply_mqtt(MqttSettings(queued_messages=2))
     try:
-        site = make_site(mqtt=True, onmqttgap=lambda client_id, lost, peer: got.append((client_id, lost, peer)))
+        site = make_site(mqtt=True, onmqttgap=lambda *given: got.append(given))
         site.server.take_mqtt = take_mqtt
         sleeper = PahoClient(site, "sleeper", keeps=True).subscribe("news", 1)
         sleeper.close()
@@ -273,7 +273,9 @@ def test_onmqttgap(make_site: Callable[..., Site]) -> None:
         for number in range(5):
             site.smq.publish(str(number), "news")
         wait_until(lambda: got, "the report")
-        assert got == [("sleeper", 3, None)]
+        site.state.devices.gaps.lost(2, 5)
+        wait_until(lambda: len(got) == 2, "the report of a node")
+        assert got == [("sleeper", 3, None, None), (None, 5, None, 2)]
         assert site.smq.drops()["over_budget"] == 3
     finally:
         apply_mqtt(before)

@@ -30,7 +30,7 @@ from smqrt.broker.mqtt.filters import (
 )
 from smqrt.broker.mqtt.gaps import GapReports
 from smqrt.broker.mqtt.ledger import Ledger
-from smqrt.broker.mqtt.messages import NO_EXPIRY_S, ArrivedBatch, Message, MqttBatch, Run
+from smqrt.broker.mqtt.messages import NO_EXPIRY_S, OTHER_GROUPS, ArrivedBatch, Message, MqttBatch, Run
 from smqrt.broker.mqtt.readers import ReaderTable
 from smqrt.broker.mqtt.retained import RetainedMessages
 from smqrt.broker.mqtt.shared_delivery import any_device, deliver_shared, forward
@@ -82,6 +82,7 @@ class Devices(DeliveryQueue):
         filters: the filters of all sessions.
         by_topic: the filters that match each topic, of topics that have some.
         search: finds the topics of filters.
+        gaps: reports lost messages to the application.
         retained: the retained messages.
         readers: the subscribers that may read a topic.
         shared_rows: packets that several sessions send; see `SharedRows`.
@@ -105,7 +106,6 @@ class Devices(DeliveryQueue):
 
     __slots__ = (
         "__weakref__",
-        "_gaps",
         "_is_notifying",
         "_pressed",
         "again",
@@ -114,6 +114,7 @@ class Devices(DeliveryQueue):
         "counts",
         "features",
         "filters",
+        "gaps",
         "handshake_s",
         "hashed",
         "hidden_failures",
@@ -143,7 +144,7 @@ class Devices(DeliveryQueue):
         self.sessions: dict[str, Device] = {}
         self.hashed: dict[bytes, Device] = {}
         self.offline: dict[Device, None] = {}
-        self._gaps = GapReports(broker, self.sessions)
+        self.gaps = GapReports(broker, self.sessions)
         self.filters = FilterTable()
         self.wills = Wills(self)
         self.arrivals = Arrivals()
@@ -377,10 +378,12 @@ class Devices(DeliveryQueue):
         elif topic.name is None:
             self._send_to_one(topic, batch)
             yield
+        elif isinstance(batch, ArrivedBatch) and batch.group == OTHER_GROUPS:
+            yield from self.broker.cluster.mqtt.send_to_groups(topic.name, batch, None) if self.broker.cluster else ()
         elif (found := self.by_topic.get(topic)) is None:
             if isinstance(batch, ArrivedBatch) and batch.group:
                 forward(self, batch.group, topic.name, batch)
-            self._send_to_groups(topic.name, batch, ())
+            yield from self._send_to_groups(topic.name, batch, ())
             yield
         else:
             if self.ledger is not None and isinstance(batch, MqttBatch) and batch.qos:
@@ -389,10 +392,10 @@ class Devices(DeliveryQueue):
             if isinstance(batch, MqttBatch) and batch.qos and batch.origin:
                 self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
 
-    def _send_to_groups(self, name: bytes, batch: bytes, own: Iterable[Group]) -> None:
+    def _send_to_groups(self, name: bytes, batch: bytes, own: Iterable[Group]) -> Iterator[None]:
         """Send messages of a client of this hub to shared subscriptions of other nodes, see `ClusterMqtt`."""
         if self.broker.cluster is not None and isinstance(batch, MqttBatch) and batch.group is None:
-            self.broker.cluster.mqtt.send_to_groups(name, batch, [group.text for group in own])
+            yield from self.broker.cluster.mqtt.send_to_groups(name, batch, [group.text for group in own])
 
     def deliver_at_once(self, batch: bytes) -> bool:
         """See `DeliveryQueue`; the most frequent case, without the generators of `deliver_batch`."""
@@ -407,13 +410,15 @@ class Devices(DeliveryQueue):
             return False
         assert topic is not None
         assert topic.name is not None
+        cluster = self.broker.cluster
+        if cluster is not None and isinstance(batch, MqttBatch) and cluster.mqtt.has_groups(topic.name):
+            return False
         self._count_copies(batch, len(deliveries))
         run = self.run(topic.name, topic.key, batch)
         for one in deliveries:
             one.device.deliver(run, one)
         if isinstance(batch, MqttBatch) and batch.origin:
             self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
-        self._send_to_groups(topic.name, batch, ())
         return True
 
     def _count_copies(self, batch: bytes, copies: int) -> None:
@@ -453,32 +458,30 @@ class Devices(DeliveryQueue):
         deliveries, may_read, batch = found.known_deliveries, any_device, run.batch
         if deliveries is None:
             deliveries = yield from found.deliveries()
-        groups = found.groups if found.has_groups else ()  # now: later, a `WideSet` may have to find them again
-        self._send_to_groups(run.name, batch, groups)
+        group = batch.group if isinstance(batch, ArrivedBatch) else None
+        if group:  # the one that the other node has chosen
+            groups = [one for one in (self.filters.group(group),) if one is not None]
+        else:
+            groups = found.groups if found.has_groups else []  # now: later, a `WideSet` may have to find them again
         chosen: list[Delivery] = deliveries
         if self.readers.is_used:
             readers = yield from self.readers.of(run.name, deliveries)
             chosen, may_read = deliveries if readers.chosen is None else readers.chosen, readers.has
         self._count_copies(batch, len(chosen))
         run.skips_numbers = len(chosen) > DELIVERIES_AT_ONCE
-        group = batch.group if isinstance(batch, ArrivedBatch) else None
         if not group:
             for one in chosen:
                 one.device.deliver(run, one)
                 yield
-        if group and all(one.text != group for one in groups):
+        if group and not groups:
             forward(self, group, run.name, batch)
-        elif group != "" and groups:
-            yield from deliver_shared(self, run, groups, group, may_read)
+        elif group != "":
+            yield from deliver_shared(self, run, groups, may_read)
+            yield from self._send_to_groups(run.name, batch, groups)
 
     def _count(self, batch: bytes) -> int:
         known = batch.messages if isinstance(batch, MqttBatch) else 0
         return known or self.broker.measure(batch)[0]
-
-    def has_group(self, text: str, name: str) -> bool:
-        """Return whether there is a shared subscription of a filter with this name."""
-        found = self.filters.by_text.get(text)
-        return found is not None and name in found.groups
 
     def has_groups(self, topic: Topic) -> bool:
         """Return whether a topic has shared subscriptions."""
@@ -545,7 +548,7 @@ class Devices(DeliveryQueue):
     def session_overflowed(self, device: Device) -> None:
         """Count a message that was lost because too many waited in a session."""
         self.broker.stats.drop(Drop.OVER_BUDGET, 1)
-        self._gaps.lost(device.client_id)
+        self.gaps.lost(device.client_id)
         QUEUED.refused(f"the MQTT client {ascii(device.client_id[:64])}")
 
     # ---- backpressure: publishers with QoS 1 and 2 wait for connected clients whose queues fill

@@ -513,6 +513,12 @@ class FilterTable:
             if known is not None and known.has_found(oldest()):
                 known.forget()
 
+    def group(self, text: str) -> Group | None:
+        """Return the shared subscription with the text `$share/group/filter`, if there is one."""
+        name, wanted = split_shared(text) or (None, "")
+        found = self.by_text.get(wanted)
+        return found.groups.get(name) if found is not None and name is not None else None
+
     def has_level(self, level: str) -> bool:
         """Return whether a filter begins with this level, which is no wildcard."""
         return self._tree.has_level(level)

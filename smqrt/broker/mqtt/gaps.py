@@ -1,4 +1,4 @@
-"""Reports of lost messages of sessions: the hook `onmqttgap`."""
+"""Reports of lost messages of sessions, and of those kept for other nodes: the hook `onmqttgap`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from smqrt.settings.limits import LineLimit
 INTERVAL_S = 1.0
 """The time from the first lost message to the report, which has all of them."""
 MAX_WAITING = 10_000
-"""Sessions with a report that waits, while the hook has not returned; further ones are not reported."""
+"""Sessions and nodes with a report that waits, while the hook has not returned; further ones are not reported."""
 
 _UNREPORTED = LineLimit()
 
 
 class GapReports:
-    """Calls `onmqttgap` for the sessions that have lost messages, one after the other, at most once a second for each.
+    """Calls `onmqttgap` for sessions and nodes that have lost messages, one by one, at most once a second for each.
 
     Args:
         broker: the hub.
@@ -31,17 +31,24 @@ class GapReports:
 
     def __init__(self, broker: BrokerState, sessions: dict[str, Device]) -> None:
         self._broker, self._sessions = broker, sessions
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str | int, int] = {}
+        """Lost messages by client id, or by node number."""
         self._is_due = False
 
-    def lost(self, client_id: str) -> None:
-        """Count a lost message of a session, and report it soon; do nothing without the hook."""
+    def lost(self, of: str | int, messages: int = 1) -> None:
+        """Count lost messages, and report them soon; do nothing without the hook.
+
+        Args:
+            of: the client id of their session; or the number of the node for which they were kept, 0 for an unknown
+                number.
+            messages: how many.
+        """
         if self._broker.hooks.onmqttgap is None:
             return
-        if client_id not in self._counts and len(self._counts) >= MAX_WAITING:
+        if of not in self._counts and len(self._counts) >= MAX_WAITING:
             _UNREPORTED.warn("onmqttgap is too slow: lost messages of more than 10,000 sessions are not reported")
             return
-        self._counts[client_id] = self._counts.get(client_id, 0) + 1
+        self._counts[of] = self._counts.get(of, 0) + messages
         self._report_later()
 
     def _report_later(self) -> None:
@@ -53,15 +60,18 @@ class GapReports:
         counts, self._counts = self._counts, {}
         run_in_background(self._call(iter(counts.items())))
 
-    def _call(self, counts: Iterator[tuple[str, int]]) -> Iterator[None]:
-        """Call the hook for each session; continue after its answer when it is late."""
-        for client_id, count in counts:
+    def _call(self, counts: Iterator[tuple[str | int, int]]) -> Iterator[None]:
+        """Call the hook for each session and node; continue after its answer when it is late."""
+        for of, count in counts:
             hook = self._broker.hooks.onmqttgap
             if hook is None or self._broker.closed:
                 break
-            device = self._sessions.get(client_id)
-            client: ConnectedClient | None = device.client if device is not None else None
-            answer = hook(client_id, count, client)
+            if isinstance(of, int):
+                answer = hook(None, count, None, of)
+            else:
+                device = self._sessions.get(of)
+                client: ConnectedClient | None = device.client if device is not None else None
+                answer = hook(of, count, client, None)
             if isinstance(answer, Deferred) and not answer.done:
                 answer.then(lambda value, error: run_in_background(self._call(counts)))
                 return

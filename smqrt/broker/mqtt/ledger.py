@@ -131,6 +131,10 @@ class Group(NamedTuple):
         return not any(self[1:])
 
 
+_NO_ROWS: deque[Row] = deque()
+"""Shared by sessions without messages that wait: an empty deque takes 760 bytes. Nothing is added to it."""
+
+
 class SessionRows:
     """The rows of a session that is kept. Its methods follow the messages of a `Device`.
 
@@ -146,14 +150,20 @@ class SessionRows:
 
     def __init__(self, ledger: Ledger, number: int) -> None:
         self.ledger, self.number, self.begun = ledger, number, 0
-        self.waiting: deque[Row] = deque()
+        self.waiting = _NO_ROWS
         self.sent: dict[int, Row] = {}
         self.received: dict[int, Row] = {}
         self.released: dict[int, Row] = {}  # perhaps still in the file
 
     def keep(self, message: Message) -> None:
         """Add a message that waits."""
-        self.waiting.append(self.ledger.add_row(self.number, WAITING, 0, message))
+        self.append_waiting(self.ledger.add_row(self.number, WAITING, 0, message))
+
+    def append_waiting(self, row: Row) -> None:
+        """Add the row of a message that waits."""
+        if self.waiting is _NO_ROWS:
+            self.waiting = deque()
+        self.waiting.append(row)
 
     def drop_first(self) -> None:
         """Remove the message that has waited longest."""

@@ -40,6 +40,12 @@ NO_EXPIRY_S = float("inf")
 Clock = Callable[[], float]
 
 
+OTHER_GROUPS = "$others"
+"""The group of messages that only shared subscriptions of other nodes get: they were published here, not by a client of
+MQTT.
+"""
+
+
 class ArrivedBatch(bytes):
     """Publish frames that another node of a cluster has sent.
 
@@ -376,9 +382,11 @@ class Run:
         some, batch = b"".join(frames[which]), self.batch
         if not isinstance(batch, MqttBatch):
             return Run(self.name, self.key, some, self.qos, self._encoder, self.now_s)
-        run = Run(self.name, self.key, batch.like(some), self.qos, self._encoder, self.now_s)
+        part = batch.like(some)
+        run = Run(self.name, self.key, part, self.qos, self._encoder, self.now_s)
         if batch.origin:
-            run._origins = range(batch.origin | CHOSEN, (batch.origin | CHOSEN) + len(frames))[which]
+            origins = range(batch.origin, batch.origin + len(frames))[which]
+            part.origin, run._origins = origins[0], [one | CHOSEN for one in origins]
         return run
 
     def singles(self) -> Iterator[Run]:

@@ -6,6 +6,7 @@ monotonic clock, which all processes of a machine share.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from smqrt.auth.identity import Rights
@@ -38,48 +39,84 @@ def restore(devices: Devices, record: Record) -> None:
 
     A session that a client has opened here meanwhile is left as it is.
     """
-    if "arrivals" in record:  # older versions have none
-        devices.arrivals.restore(record["arrivals"])
-    for one in record["retained"]:
-        devices.retained.set(message_of(one))
-    for one in record["sessions"]:
+    # Older versions have no `arrivals`.
+    restore_all(devices, record.get("arrivals"), map(message_of, record["retained"]), record["sessions"], message_of)
+
+
+def restore_all(
+    devices: Devices,
+    arrivals: list[object] | None,
+    retained: Iterable[Message],
+    sessions: Iterable[Record],
+    message_at: Callable[[Any], Message],
+) -> None:
+    """Restore sessions and retained messages, see `restore`.
+
+    Args:
+        devices: the MQTT clients of the hub.
+        arrivals: see `Arrivals.record`; None for none.
+        retained: the retained messages.
+        sessions: the records of the sessions.
+        message_at: returns a message for its form in these records.
+    """
+    if arrivals is not None:
+        devices.arrivals.restore(arrivals)
+    for message in retained:
+        devices.retained.set(message)
+    for one in sessions:
         if one["id"] not in devices.sessions:
-            device, will = restore_session(devices, one), will_of(one.get("will"))  # older versions have none
+            device = restore_session(devices, one, message_at)
+            will = will_of(one.get("will"), message_at)  # older versions have none
             if will is not None:
                 devices.wills.delay(device, will, will.due_s or 0)
     devices.search.finish_now()
 
 
-def restore_session(devices: Devices, record: Record) -> Device:
+def restore_session(devices: Devices, record: Record, message_at: Callable[[Any], Message] | None = None) -> Device:
     """Restore a session, and return it; see `session_record`.
 
     After the last session, `TopicSearch.finish_now` finds the topics of their filters together.
+
+    Args:
+        devices: the MQTT clients of the hub.
+        record: the record.
+        message_at: returns a message for its form in the record; by default `message_of`.
     """
+    message_at = message_at or message_of
     device = Device(devices, record["id"])
     device.user, device.version, device.expiry_s = record["user"], record["version"], record["expiry_s"]
-    device.in_flight = {number: None if one is None else message_of(one) for number, one in record["in_flight"]}
-    device.unreleased, device.last_number = set(record["unreleased"]), record["last_number"]
-    device.dropped = record["dropped"]
+    device.last_number, device.dropped = record["last_number"], record["dropped"]
+    if record["in_flight"]:  # sessions without messages share empty containers
+        device.in_flight = {number: None if one is None else message_at(one) for number, one in record["in_flight"]}
+    if record["unreleased"]:
+        device.unreleased = set(record["unreleased"])
     devices.add_session(device)
     for one in record["waiting"]:
-        device.keep(message_of(one))
+        device.keep(message_at(one))
     devices.offline[device] = None
     device.ends_s = NO_EXPIRY_S if record["ends_s"] is None else record["ends_s"]
     for text, *options in record["subscriptions"]:
         devices.add_subscription(device, text, Options(*options))
-    device.count_stored()
+    if device.in_flight:
+        device.count_stored()
     devices.session_changed(device)
     return device
 
 
-def session_record(device: Device) -> Record:
-    """Return the record of a session."""
+def session_record(device: Device, form_of: Callable[[Message], object] | None = None) -> Record:
+    """Return the record of a session.
+
+    Args:
+        device: the session.
+        form_of: returns the form of a message in the record; by default `message_record`.
+    """
+    form_of = form_of or message_record
     return {
         **settings_record(device),
-        "in_flight": [[number, one and message_record(one)] for number, one in device.in_flight.items()],
-        "waiting": [message_record(one) for one in device.waiting],
+        "in_flight": [[number, one and form_of(one)] for number, one in device.in_flight.items()],
+        "waiting": [form_of(one) for one in device.waiting],
         "unreleased": sorted(device.unreleased),
-        "will": will_record(device.will),
+        "will": will_record(device.will, form_of),
     }
 
 
@@ -163,20 +200,20 @@ def _feed_record(feed: RetainedFeed) -> list[object]:
     return [feed.text, list(feed.options), list(feed.names), [message_record(one) for one in feed.found]]
 
 
-def will_record(will: Will | None) -> list[object] | None:
-    """Return the record of a will; None for none."""
+def will_record(will: Will | None, form_of: Callable[[Message], object] | None = None) -> list[object] | None:
+    """Return the record of a will; None for none. See `session_record`."""
     if will is None:
         return None
     expiry_s = None if will.expiry_s == NO_EXPIRY_S else will.expiry_s
-    return [message_record(will.message), will.delay_s, expiry_s, will.due_s]
+    return [(form_of or message_record)(will.message), will.delay_s, expiry_s, will.due_s]
 
 
-def will_of(record: list[Any] | None) -> Will | None:
-    """Return the will of a record."""
+def will_of(record: list[Any] | None, message_at: Callable[[Any], Message] | None = None) -> Will | None:
+    """Return the will of a record; see `restore_session`."""
     if record is None:
         return None
     message, delay_s, expiry_s, due_s = record
-    return Will(message_of(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s, due_s)
+    return Will((message_at or message_of)(message), delay_s, NO_EXPIRY_S if expiry_s is None else expiry_s, due_s)
 
 
 # ---- messages

@@ -80,12 +80,13 @@ class RetainedMessages:
             if known is not None:
                 self.forget(known)
             return True
-        limit = self.reached(message)
+        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
+        limit = self._limit(known, growth)
         if limit is not None:
             limit.refused(f"the topic {ascii(name[:64])[1:]}")
             return False
         self.by_name[name] = message
-        self.size_bytes += message.size_bytes - (known.size_bytes if known is not None else 0)
+        self.size_bytes += growth
         self._on_change(name)
         return True
 
@@ -94,9 +95,12 @@ class RetainedMessages:
         if not message.payload:
             return None
         known = self.by_name.get(message.name)
+        return self._limit(known, message.size_bytes - (known.size_bytes if known is not None else 0))
+
+    def _limit(self, known: Message | None, growth: int) -> Limit | None:
+        """Return the limit that a message exceeds which replaces another one, or none, and has more bytes."""
         if known is None and len(self.by_name) >= self.limits.retained:
             return RETAINED
-        growth = message.size_bytes - (known.size_bytes if known is not None else 0)
         return RETAINED_MEMORY if self.size_bytes + growth > self.limits.retained_bytes else None
 
     def forget(self, message: Message) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from smqrt.broker.mqtt.device import Device
@@ -12,6 +12,9 @@ from smqrt.broker.mqtt.messages import Message
 from smqrt.broker.mqtt.records import message_of, restore_session, settings_record, will_of, will_record
 
 Record = dict[str, Any]
+
+_NO_MESSAGES: Record = {"in_flight": (), "waiting": (), "unreleased": ()}
+"""The messages of a session are rows of their own."""
 
 
 class SavedRow(NamedTuple):
@@ -45,7 +48,7 @@ def restore_saved(
     devices: Devices,
     ledger: Ledger,
     record: Record,
-    rows: Iterable[SavedRow],
+    rows: Sequence[SavedRow],
     messages: dict[int, Message],
     will_grace_s: float,
 ) -> None:
@@ -54,7 +57,7 @@ def restore_saved(
     Args:
         devices: the MQTT clients of the hub.
         ledger: the changes of the hub, not in use yet.
-        record: the record from `saved_record`, with the times of this hub's clock.
+        record: the record from `saved_record`, with the times of this hub's clock; it is changed.
         rows: the rows of the session, in order of their position.
         messages: the messages by key.
         will_grace_s: seconds until the will of a client is published that was connected when the server ended.
@@ -66,9 +69,13 @@ def restore_saved(
             SESSIONS.refused(f"the MQTT client {ascii(client_id[:64])}")
             ledger.touch(client_id)
             return
-        restore_session(devices, {**record, "in_flight": [], "waiting": [], "unreleased": []})
-        device = devices.sessions[client_id]
-        _restore_rows(device, SessionRows(ledger, record["number"]), rows, messages)
+        record |= _NO_MESSAGES
+        device = restore_session(devices, record)
+        own = SessionRows(ledger, record["number"])
+        if rows:
+            _restore_rows(device, own, rows, messages)
+        else:
+            device.rows = own
     elif will is not None:
         device = ledger.lost_clients[client_id] = Device(devices, client_id)
     else:
@@ -80,7 +87,8 @@ def restore_saved(
         devices.wills.delay(device, will, due_s)
 
 
-def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], messages: dict[int, Message]) -> None:
+def _restore_rows(device: Device, rows: SessionRows, saved: Sequence[SavedRow], messages: dict[int, Message]) -> None:
+    device.in_flight = {}
     for one in saved:
         message = None if one.message is None else messages[one.message]
         row = Row(one.number, rows.number, one.state, one.packet, message)
@@ -89,7 +97,7 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], 
             message.body.users += 1
         if one.state == WAITING and message is not None:
             device.keep(message)
-            rows.waiting.append(row)
+            rows.append_waiting(row)
         elif one.state == RECEIVED:
             device.expect_releases((one.packet,))
             rows.received[one.packet] = row
@@ -101,7 +109,7 @@ def _restore_rows(device: Device, rows: SessionRows, saved: Iterable[SavedRow], 
             device.in_flight[one.packet] = message
             device.last_number = one.packet
             rows.sent[one.packet] = row
-    device.rows = rows
+    device.rows = rows  # now: `keep` would add rows for the messages
     device.count_stored()
     device.drop_excess()
 

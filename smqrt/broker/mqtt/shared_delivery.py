@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from smqrt.broker.mqtt.filters import Group, delivery
-from smqrt.broker.mqtt.messages import MqttBatch, Run
+from smqrt.broker.mqtt.filters import Delivery, Group, delivery
+from smqrt.broker.mqtt.messages import ArrivedBatch, MqttBatch, Run
 from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
 
@@ -21,20 +21,18 @@ def any_device(device: Device) -> bool:
 
 
 def deliver_shared(
-    devices: Devices, run: Run, groups: Iterable[Group], wanted: str | None, may_read: Callable[[Device], bool]
+    devices: Devices, run: Run, groups: Iterable[Group], may_read: Callable[[Device], bool]
 ) -> Iterator[None]:
-    """Deliver a batch to one client of each shared subscription, or of the one with the text `wanted`."""
-    cluster = devices.broker.cluster
+    """Deliver a batch to one client of each of these shared subscriptions."""
+    cluster, is_chosen = devices.broker.cluster, isinstance(run.batch, ArrivedBatch) and bool(run.batch.group)
     for group in groups:
-        if wanted is not None and group.text != wanted:
-            yield
-            continue
         if (
-            wanted is None
-            and cluster is not None
+            cluster is not None
+            and not is_chosen
             and not group.is_connected
             and cluster.mqtt.send_to_group(group.text, run.name, run.batch)  # a client is connected to another node
         ):
+            yield
             continue
         is_divided = may_read is any_device and group.is_connected and run.count > 1
         frames = run.frames if is_divided else []
@@ -42,15 +40,22 @@ def deliver_shared(
             options = group.members.get(device) if device in group.connected else None
             # A member may have left meanwhile.
             chosen = delivery(device, [options]) if options else (yield from group.choose(may_read))
-            if chosen is not None:
-                chosen.device.deliver(run.part(frames, some), chosen, True)
+            _deliver(devices, run.part(frames, some), group, chosen)
             yield
         has_ids = isinstance(run.batch, MqttBatch) and run.batch.origin != 0
         for part in () if is_divided else run.singles() if run.count > 1 or has_ids else (run,):
             chosen = yield from group.choose(may_read)
-            if chosen is not None:
-                chosen.device.deliver(part, chosen, True)
+            _deliver(devices, part, group, chosen)
             yield
+
+
+def _deliver(devices: Devices, part: Run, group: Group, chosen: Delivery | None) -> None:
+    if chosen is not None:
+        chosen.device.deliver(part, chosen, True)
+    elif not group.members:  # they have left since the delivery has begun
+        if isinstance(part.batch, MqttBatch):
+            part.batch.arrived, part.batch.is_delivered = None, True  # other parts may have been delivered
+        forward(devices, group.text, part.name, part.batch)
 
 
 def forward(devices: Devices, group: str, name: bytes, batch: bytes) -> None:

@@ -27,7 +27,7 @@ from smqrt.clients.mqtt.connect import (
     stream_of,
 )
 from smqrt.clients.mqtt.delivery import Delivery
-from smqrt.clients.mqtt.messages import Message
+from smqrt.clients.mqtt.messages import Message, MessageCallback, OnMessage
 from smqrt.clients.mqtt.subscriptions import FilterOptions
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.loop.greenlets import MAX_WAITING_JOBS, Callbacks
@@ -138,6 +138,23 @@ class PythonCall(InboxCall):
         return len(arguments[1]) if self._has_payload else 0
 
 
+class PythonMessageCall(InboxCall):
+    """A Python function that gets messages as objects."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: OnMessage) -> None:
+        self._function = function
+
+    def __call__(self, message: Message) -> object:
+        """Call the function."""
+        return self._function(message)
+
+    def size_bytes(self, arguments: tuple[Message]) -> int:
+        """See `InboxCall`."""
+        return len(arguments[0].payload)
+
+
 class PythonInbox(Inbox):
     """An inbox whose calls run in the greenlet that calls `run`."""
 
@@ -202,12 +219,12 @@ _SESSION = (
 )
 _SAME = ("port", "nocheck", "ipv6", "username", "password", *_SESSION, *_QUEUE)
 _FILES = ("cafile", "certfile", "keyfile", "store")
-_CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta", "onauth")
+_CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta", "onauth", "onmessage")
 PROXY_OPTIONS = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
 OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED, *PROXY_OPTIONS)
 """The names of all options of `create` and `connect`."""
 _PUBLISH_OPTIONS = ("qos", "retain", "wait", "delivery")
-_SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhandling")
+_SUBSCRIBE_OPTIONS = ("qos", "onpub", "onmessage", "nolocal", "retainaspublished", "retainhandling")
 
 
 # ---- options
@@ -392,8 +409,9 @@ class Mqtt:
                 then receives a list of topics and a list of reasons.
             callback: receives the broker's response: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the
                 granted QoS, or an error of 128 or more. May be omitted: a dict in its place is `op`.
-            op: `qos`; `onpub`, a function for the messages of this subscription; and with MQTT 5 `nolocal`,
-                `retainaspublished`, `retainhandling`. Also as keywords.
+            op: `qos`; `onpub`, a function for the messages of this subscription; `onmessage`, a function that gets them
+                as objects, in the place of `onpub`; and with MQTT 5 `nolocal`, `retainaspublished`, `retainhandling`.
+                Also as keywords.
             prop: MQTT 5: properties of SUBSCRIBE.
 
         Returns:
@@ -406,12 +424,12 @@ class Mqtt:
         if isinstance(callback, Mapping):
             callback, op, prop = None, callback, op if prop is None else prop
         chosen = merged(op, options, _SUBSCRIBE_OPTIONS, "subscribe")
-        onpub = optional(function()).check("onpub", chosen.get("onpub"))
+        handler = self._message_handler(chosen.get("onpub"), chosen.get("onmessage"))
         callback = optional(function()).check("callback", callback)
         try:
             return self._client.subscribe(
                 topic,
-                None if onpub is None else self._for_inbox(self._on_message(onpub), True),
+                handler,
                 None if callback is None else self._for_inbox(self._on_suback(callback), False),
                 qos=chosen.get("qos", 0),
                 nolocal=chosen.get("nolocal", False),
@@ -448,8 +466,9 @@ class Mqtt:
     def messages(self) -> Iterator[Message]:
         """Iterate over the messages of subscriptions without `onpub`, until the client has ended.
 
-        From this call on, the `onpub` of the client is not called any more. `for message in mqtt` does the same. With
-        the option `manualack`, `message.ack()` acknowledges a message of QoS 1 or 2. The payloads are bytes.
+        From this call on, the `onpub` and `onmessage` of the client are not called any more. `for message in mqtt` does
+        the same. With the option `manualack`, `message.ack()` acknowledges a message of QoS 1 or 2. The payloads are
+        bytes.
         """
         self._client.onpub = None
         return iter(self._client)
@@ -458,6 +477,19 @@ class Mqtt:
         return self.messages()
 
     # ---- callbacks: the arguments of the application's functions
+
+    def _message_handler(self, onpub: object, onmessage: object) -> Callable[..., object] | None:
+        """Return the callback of a client or subscription for `MqttClient`; None without both functions.
+
+        Raises:
+            ArgumentError: a value is not a function.
+        """
+        called = optional(function()).check("onpub", onpub)
+        called_with_object = optional(function()).check("onmessage", onmessage)
+        if called_with_object is not None:
+            is_queued = self._inbox is not None
+            return MessageCallback(PythonMessageCall(called_with_object) if is_queued else called_with_object)
+        return None if called is None else self._for_inbox(self._on_message(called), True)
 
     def _on_message(self, onpub: Callable[..., object]) -> Callable[..., object]:
         payload_type = self._payload_type
@@ -594,7 +626,7 @@ def create(
         prop: MQTT 5: the properties of CONNECT.
     """
     status = function().check("onstatus", onstatus)
-    handler = optional(function()).check("onpub", onpub) or _log_message
+    handler = mqtt._message_handler(onpub, given.get("onmessage")) or _log_message
     address: str | list[str] | Stream | Callable[[], Stream]
     try:
         if isinstance(addr, str | list):
@@ -611,7 +643,7 @@ def create(
     except StreamError as error:
         address = partial(_fail_to_connect, error)
     arguments = client_options(given, mqtt.version)
-    mqtt._client = MqttClient(address, status, mqtt._on_message(handler), prop, **arguments)
+    mqtt._client = MqttClient(address, status, handler, prop, **arguments)
     return mqtt, None
 
 
@@ -649,7 +681,11 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
     Args:
         given: options, see `merged`.
     """
-    handler = function().check("onpub", onpub)
+    inbox = PythonInbox()
+    mqtt = Mqtt3(inbox)
+    if given.get("onmessage") is None:
+        function().check("onpub", onpub)
+    handler = mqtt._message_handler(onpub, given.get("onmessage"))
     if not isinstance(addr, str | list) and not is_socket(addr):
         raise ArgumentError(f"addr must be {ADDRESS_KINDS}, not {addr!r:.80}")
     chosen = client_options({"keepalive": DEFAULT_KEEPALIVE_S, **given}, Mqtt3.version)
@@ -666,15 +702,13 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
     # `open_unless_untrusted` has copied the credentials of the address to the settings.
     chosen |= {"username": settings.username, "password": settings.password}
     chosen["keepalive"] = max(settings.keepalive, MIN_KEEPALIVE_S)
-    inbox = PythonInbox()
-    mqtt = Mqtt3(inbox)
     mqtt.sock = stream
-    mqtt._client, is_accepted = start(stream, mqtt._for_inbox(mqtt._on_message(handler), True), inbox, chosen)
+    mqtt._client, is_accepted = start(stream, handler, inbox, chosen)
     return (mqtt, None) if is_accepted else (None, connect_error(mqtt._client.end)[0])
 
 
 def start(
-    stream: Stream, onpub: Callable[..., object], inbox: Inbox, options: Mapping[str, Any]
+    stream: Stream, onpub: Callable[..., object] | None, inbox: Inbox, options: Mapping[str, Any]
 ) -> tuple[MqttClient, bool]:
     """Start a client for `run` over a connected stream, and wait until it is connected or has ended.
 

@@ -122,7 +122,8 @@ class TakeOver:
             self.report_failure(f"application {newly_failed[0]}")
             raise StartError(f"The other process continues: application {newly_failed[0]}")
         try:
-            self._send("ready", hubs=[one.key for one in hub_registry.hubs()], relays=True, succeeds=True, mqtt=True)
+            keys = [one.key for one in hub_registry.hubs()]
+            self._send("ready", hubs=keys, relays=True, succeeds=True, mqtt=True, unpacks=True)
             while not self._step(http):
                 pass
         except Refused as error:

@@ -111,7 +111,7 @@ class HandOver:
         self._late_batches: list[tuple[RegisteredBroker, tuple[int, int, bytes]]] = []
         self._late_sender: gevent.Greenlet[..., None] | None = None
         self._kept: KeptClients | None = None
-        self._knows_succession = self._takes_mqtt = False
+        self._knows_succession = self._takes_mqtt = self._unpacks = False
 
     def run(self) -> None:
         """Hand over all hubs, clients and sockets; blocks. After a failure, this process continues to serve.
@@ -188,7 +188,7 @@ class HandOver:
         if ready.get("relays") is True:  # older versions have no relays
             self._kept = KeptClients(self._channel)
         self._knows_succession = ready.get("succeeds") is True
-        self._takes_mqtt = ready.get("mqtt") is True
+        self._takes_mqtt, self._unpacks = ready.get("mqtt") is True, ready.get("unpacks") is True
         return [key for key in hubs if isinstance(key, str)]
 
     @staticmethod
@@ -220,7 +220,7 @@ class HandOver:
         if broker.cluster is not None and self._knows_succession:
             more = pause_other_clients(broker)
         began_s = time.monotonic()
-        hub = FrozenHub(broker, ahead=self._precopied, with_mqtt=self._takes_mqtt)
+        hub = FrozenHub(broker, ahead=self._precopied, with_mqtt=self._takes_mqtt, is_packed=self._unpacks)
         try:
             hub.settle()
             broker.close_files()

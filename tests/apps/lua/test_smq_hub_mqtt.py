@@ -177,8 +177,8 @@ def test_onmqttgap(lua: Callable[[str], LuaSite], client: Callable[[MqttLua], Pa
     apply_mqtt(MqttSettings(queued_messages=2))
     try:
         site = MqttLua(
-            lua("""smq = require'smq.hub'.create {mqtt = true, onmqttgap = function(id, lost, peer)
-          record(id, lost, peer and peer.uid, peer and peer.sock ~= nil)
+            lua("""smq = require'smq.hub'.create {mqtt = true, onmqttgap = function(id, lost, peer, node)
+          record(id, lost, peer and peer.uid, peer and peer.sock ~= nil, node)
         end}""")
         )
         site.site.server.server.take_mqtt = take_mqtt
@@ -188,7 +188,9 @@ def test_onmqttgap(lua: Callable[[str], LuaSite], client: Callable[[MqttLua], Pa
             device.client.window = 0  # as if the client had not acknowledged anything
             site.site.broker.publish(b"%d" % number, b"news")
         wait_until(lambda: site.site.calls, "the report")
-        assert site.site.calls == [(b"client-0", 3, b"mqtt:client-0", True)]
+        site.site.broker.devices.gaps.lost(2, 5)
+        wait_until(lambda: len(site.site.calls) == 2, "the report of a node")
+        assert site.site.calls == [(b"client-0", 3, b"mqtt:client-0", True, None), (None, 5, None, None, 2)]
     finally:
         apply_mqtt(before)
 

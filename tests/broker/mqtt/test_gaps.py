@@ -34,11 +34,11 @@ def test_each_session_reports_once_a_second_with_a_count() -> None:
     fill(hub, "none", 5)
     assert not calls
     hub.tick(1)
-    assert calls == [("one", 3, None), ("other", 1, None)]
+    assert calls == [("one", 3, None, None), ("other", 1, None, None)]
     fill(hub, "one", 2)
     fill(hub, "one", 2)
     hub.tick(1)
-    assert calls[2:] == [("one", 4, None)]
+    assert calls[2:] == [("one", 4, None, None)]
     hub.tick(1)
     assert len(calls) == 3
 
@@ -50,14 +50,24 @@ def test_a_connected_client_is_an_argument() -> None:
     receiver.has_room = False
     hub.publish(b"t", *[b"x"] * 7, qos=1)
     hub.tick(1)
-    assert calls == [("slow", 2, receiver)]
+    assert calls == [("slow", 2, receiver, None)]
+
+
+def test_nodes_report_the_messages_that_were_kept_for_them() -> None:
+    calls: list[tuple[Any, ...]] = []
+    hub = hub_with(lambda *given: calls.append(given))
+    for _ in range(2):
+        hub.devices.gaps.lost(3, 5)
+    hub.devices.gaps.lost(0)
+    hub.tick(1)
+    assert calls == [(None, 10, None, 3), (None, 1, None, 0)]
 
 
 def test_a_hook_that_blocks_is_called_for_one_session_at_a_time() -> None:
     answers: list[Deferred[None]] = []
     calls: list[str] = []
 
-    def hook(client_id: str, count: int, client: object) -> Deferred[None]:
+    def hook(client_id: str, count: int, client: object, node: object) -> Deferred[None]:
         calls.append(f"{client_id} {count}")
         answers.append(Deferred())
         return answers[-1]
@@ -93,4 +103,4 @@ def test_without_the_hook_nothing_is_kept() -> None:
     hub.later.clear()
     fill(hub, "one", 9)
     assert not hub.later
-    assert hub.devices._gaps._counts == {}
+    assert hub.devices.gaps._counts == {}

@@ -144,6 +144,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "addr must be a host name": lambda: mqtt3c.connect(None, keep),
     "addr must be": lambda: mqtt3c.connect(lambda *_: None, keep),
     "onpub must be": lambda: mqtt3c.connect("h", None),  # type: ignore[arg-type]
+    "onmessage must be a function": lambda: mqttc.create("h", keep, onmessage=5),
+    "onmessage must be": lambda: mqtt3c.connect("h", None, onmessage="x"),
     "keepalive must be a whole number": lambda: mqttc.connect("h", keep, keepalive="x"),
     "intf must be a string": lambda: mqttc.create("h", keep, intf=5),
     "passwd must be a string or bytes": lambda: mqtt3c.connect("h", keep, uname="anna", passwd=5),

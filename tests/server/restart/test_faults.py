@@ -183,7 +183,8 @@ class FakeOld:
             "failed": [],
         }
         channel.send(welcome, [self.port_socket.fileno()])
-        assert channel.receive(60)[0] == {"do": "ready", "hubs": [KEY], "relays": True, "succeeds": True, "mqtt": True}
+        flags = dict.fromkeys(("relays", "succeeds", "mqtt", "unpacks"), True)
+        assert channel.receive(60)[0] == {"do": "ready", "hubs": [KEY], **flags}
         return channel
 
     def give(self, channel: FdChannel) -> FrozenHub:

@@ -146,7 +146,7 @@ def test_an_application_that_failed_before_may_fail_again(old: Old) -> None:
     old.hears()
     old.channel.send({"do": "done"})
     takes.take(HTTP, ["broken: in another way"])
-    assert old.hears() == {"do": "ready", "hubs": [], "relays": True, "succeeds": True, "mqtt": True}
+    assert old.hears() == {"do": "ready", "hubs": [], "relays": True, "succeeds": True, "mqtt": True, "unpacks": True}
     assert old.hears() == {"do": "serving"}
     assert not old.registry.is_waiting
 

@@ -307,9 +307,9 @@ class LuaBroker:
     def _onnode(self, number: int, event: str, reason: str) -> Any:
         return self._ask("onnode", (), number, event.encode(), bridge.utf8(reason))
 
-    def _onmqttgap(self, client_id: str, count: int, session: BrokerPeer | None) -> Any:
+    def _onmqttgap(self, client_id: str | None, count: int, session: BrokerPeer | None, node: int | None) -> Any:
         number = None if session is None else self._clients.handle(session)
-        return self._ask("onmqttgap", (), client_id.encode(), count, number)
+        return self._ask("onmqttgap", (), None if client_id is None else client_id.encode(), count, number, node)
 
     def _log(self, session: BrokerPeer | None, text: str) -> None:
         if "log" not in self._refs:

@@ -232,7 +232,7 @@ function adapters.onnode(onnode)
 end
 
 function adapters.onmqttgap(onmqttgap)
-  return function(id, lost, number) onmqttgap(id, lost, number and peer_of(number)) end
+  return function(id, lost, number, node) onmqttgap(id, lost, number and peer_of(number), node) end
 end
 
 function adapters.log(log)
