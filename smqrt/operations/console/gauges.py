@@ -228,28 +228,31 @@ def hub_names(hubs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {key: name(hub) for key, hub in by_key.items()}
 
 
-def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
-    """Return the merged hubs to choose from, in descending order of their clients."""
-    ordered = sorted(hubs, key=lambda hub: -hub["peers"])
+def hub_choices(hubs: list[dict[str, Any]], counter: str = "peers") -> list[Snapshot]:
+    """Return the merged hubs to choose from, in descending order of a counter: their clients, for example."""
+    ordered = sorted(hubs, key=lambda hub: -hub[counter])
     return [{"id": hub["id"], "name": hub["name"]} for hub in ordered]
 
 
 # ---- Merged hubs and topics of several workers
 
 
+_HUB_COUNTERS = ("peers", "topics", "sessions", "retained")
+
+
 def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the hubs, with one row for the hubs of all workers that have the same key.
 
-    `ids` are the ids of these hubs, `name` see `hub_names`; `peers` and `topics` are sums. A topic counts once for
-    each worker that has it.
+    `ids` are the ids of these hubs, `name` see `hub_names`. `peers` and `topics` are sums, and `sessions` and
+    `retained` those of MQTT clients. A topic counts once for each worker that has it.
     """
     names, found = hub_names(hubs), dict[str, dict[str, Any]]()
     for hub in sorted(hubs, key=lambda one: int(one["id"])):
-        new = {"name": names[hub["key"]], "id": hub["id"], "ids": [], "peers": 0, "topics": 0}
+        new = {"name": names[hub["key"]], "id": hub["id"], "ids": [], **dict.fromkeys(_HUB_COUNTERS, 0)}
         one = found.setdefault(hub["key"], new)
         one["ids"].append(hub["id"])
-        one["peers"] += hub["peers"]
-        one["topics"] += hub["topics"]
+        for name in _HUB_COUNTERS:
+            one[name] += (hub if name in hub else hub["mqtt"] or {}).get(name, 0)
     return list(found.values())
 
 

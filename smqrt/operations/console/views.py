@@ -328,6 +328,7 @@ class MqttList(_Stateless):
         key: str,
     ) -> None:
         self._console, self._path, self._arguments, self._row, self._key = console, path, arguments, row, key
+        self._counter = path.removeprefix("mqtt-")
         self._hub = _number(options, "hub")
         self._order: PacedCache[tuple[int, ...]] = PacedCache(self._find)
 
@@ -346,12 +347,14 @@ class MqttList(_Stateless):
     def data(self) -> Snapshot:
         """See `View.data`."""
         hubs = merged_hubs([hub for hub in self._console.sample().hubs if hub["mqtt"] is not None])
-        choices = hub_choices(hubs)
+        choices = hub_choices(hubs, self._counter)
         if not choices:
-            return {"hubs": [], "ids": [], "rows": [], "matching": 0}
+            return {"hubs": [], "ids": [], "rows": [], "matching": 0, "everywhere": 0}
         by_number = {one: hub for hub in hubs for one in hub["ids"]}
         hub = by_number.get(self._hub or 0) or by_number[choices[0]["id"]]
-        return {"hubs": choices, "hub": hub["id"], "ids": hub["ids"], **self._order.get(tuple(hub["ids"]))}
+        everywhere = sum(one[self._counter] for one in hubs)
+        found = self._order.get(tuple(hub["ids"]))
+        return {"hubs": choices, "hub": hub["id"], "ids": hub["ids"], "everywhere": everywhere, **found}
 
 
 def _sessions(console: Console, options: Options) -> View:

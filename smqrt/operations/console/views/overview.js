@@ -20,7 +20,7 @@ const FIGURES = [
 ];
 
 const CHARTS = [
-    ["Messages per second", [{label: "published", name: "in_per_s"}, {label: "copies to subscribers", name: "out_per_s"}], format.rate],
+    ["Messages per second", [{label: "published", name: "in_per_s"}, {label: "copies", name: "out_per_s"}], format.rate],
     ["Peers", [{label: "connected", name: "peers"}], format.count, {minimum: 4}],
     ["Loop latency", [{label: "longest turn, ms", name: "loop_ms"}], format.milliseconds],
     ["CPU", [{label: "of one core, %", name: "cpu_percent"}], format.percent],
