@@ -15,6 +15,7 @@ from smqrt.http.headers import HttpError
 from smqrt.operations import mqtt_clients, snapshots, topic_listener
 from smqrt.operations.api_pages import LIMIT, Arguments, Snapshot, known, limit_of, no_arguments, whole
 from smqrt.operations.context import Parts
+from smqrt.operations.limit_usage import client_usage
 from smqrt.operations.metrics import Metrics
 from smqrt.operations.snapshots import NotFoundError
 from smqrt.operations.topic_listener import QUESTION as LISTEN
@@ -223,6 +224,7 @@ PLAIN: dict[str, Callable[[Parts], Answer]] = {
     "journals": snapshots.journals,
     "pipelines": snapshots.pipelines,
     "limits": snapshots.limits,
+    "client-limits": lambda parts: client_usage(),
     "clusters": lambda parts: snapshots.clusters(),
 }
 
@@ -354,6 +356,15 @@ def limits(answers: Answers, arguments: Arguments) -> object:
     return merged
 
 
+def client_limits(answers: Answers, arguments: Arguments) -> object:
+    """Return the limits of clients with the use of the fullest client of all workers."""
+    fullest: dict[str, Any] = {}
+    for row in (row for rows in answers.values() for row in rows):
+        if row["name"] not in fullest or row["used"] > fullest[row["name"]]["used"]:
+            fullest[row["name"]] = row
+    return list(fullest.values())
+
+
 def peers(answers: Answers, arguments: Arguments) -> object:
     """Return a page of the clients of all workers. Hub numbers contain the worker, so no two keys are equal."""
     sort = arguments.get("sort", "")
@@ -410,6 +421,7 @@ MERGES: dict[str, Callable[[Answers, Arguments], object]] = {
     "journals": side_by_side,
     "pipelines": first,
     "limits": limits,
+    "client-limits": client_limits,
     "clusters": side_by_side,
     "peers": peers,
     "closed": newest,

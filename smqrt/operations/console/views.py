@@ -540,14 +540,27 @@ def _readers() -> list[Snapshot]:
     return found[:MAX_READERS]
 
 
-def _limits(console: Console) -> Snapshot:
-    """Return the limits: those that were reached first, then in descending order of their use."""
+class Limits(_Stateless):
+    """The limits: those that were reached first, then in descending order of their use."""
 
-    def fraction(row: dict[str, Any]) -> float:
-        return row["used"] / row["bound"] if row["used"] and type(row["bound"]) in (int, float) and row["bound"] else 0
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._of_clients: PacedCache[int] = PacedCache(self._find)
 
-    rows = sorted(console.limits(), key=lambda row: (not row["reached"], -fraction(row), row["title"]))
-    return {"rows": rows}
+    def _find(self, _: int) -> tuple[dict[str, Snapshot], float]:
+        (rows,), cost_s = self._console.server.get_many([(("client-limits",), {})])
+        return {row["name"]: row for row in rows or ()}, cost_s
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+
+        def fraction(row: dict[str, Any]) -> float:
+            used, bound = row["used"], row["bound"]
+            return used / bound if used and type(bound) in (int, float) and bound else 0
+
+        of_clients = self._of_clients.get(0)
+        rows = [{**row, **of_clients.get(row["name"], {})} for row in self._console.limits()]
+        return {"rows": sorted(rows, key=lambda row: (not row["reached"], -fraction(row), row["title"]))}
 
 
 class Closes(_Stateless):
@@ -645,7 +658,7 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
     "applications": Applications,
     "journals": Journals,
     "clusters": Clusters,
-    "limits": lambda console, options: Plain(lambda: _limits(console)),
+    "limits": Limits,
     "closes": Closes,
     "log": Log,
 }
