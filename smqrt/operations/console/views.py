@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from smqrt.broker.mqtt.retained import name_matcher
 from smqrt.errors import ArgumentError, CloseReason, JournalError
@@ -19,7 +19,7 @@ from smqrt.journal import readers, writer
 from smqrt.operations import all_workers
 from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.console import Console, workers_of
-from smqrt.operations.console.gauges import Rates, hub_choices, merged_hubs, merged_topics
+from smqrt.operations.console.gauges import TOPICS_S, PacedCache, Rates, hub_choices, merged_hubs
 from smqrt.operations.console.source_lines import source_lines
 from smqrt.operations.logs import MAX_KEPT
 from smqrt.operations.mqtt_clients import STATES
@@ -45,49 +45,12 @@ MAX_LOG_ENTRIES = 60
 MAX_NAME_CHARS = 120
 """The limit of shown characters of a name; names can have 65 KB."""
 MAX_SEARCH_CHARS = 100
-ORDER_S = 5.0
-"""The order of a long list is refreshed at this interval; the figures in it are refreshed each second."""
-TOPICS_S = 1.0
-"""The topics and their rates are read at this interval."""
-_COST_FACTOR = 100
-"""A result is reused for this multiple of its CPU time, so that finding it takes at most 1 % of each worker."""
-
 Options = Mapping[str, Any]
-T = TypeVar("T")
-
-
-class PacedCache(Generic[T]):
-    """Keeps the result of a function for some seconds, or longer when the function is expensive.
-
-    Args:
-        function: returns the result, and the highest CPU time of a worker.
-        clock: returns monotonic seconds.
-        kept_s: the minimum time, in seconds.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[T], tuple[Any, float]],
-        clock: Callable[[], float] = monotonic,
-        kept_s: float = ORDER_S,
-    ) -> None:
-        self._function, self._clock, self._kept_s = function, clock, kept_s
-        self._argument: T | None = None
-        self._expires_s = 0.0
-        self._result: Any = None
-
-    def get(self, argument: T) -> Any:
-        """Return the result for `argument`, possibly a cached one."""
-        now_s = self._clock()
-        if argument != self._argument or now_s >= self._expires_s:
-            (self._result, cost_s), self._argument = self._function(argument), argument
-            self._expires_s = now_s + max(self._kept_s, cost_s * _COST_FACTOR)
-        return self._result
 
 
 def _chosen(console: Console, number: int | None) -> tuple[list[Snapshot], dict[str, Any] | None]:
     """Return the hubs to choose from, and the hub with a number, else the first hub."""
-    hubs = merged_hubs(console.sample().hubs)
+    hubs = console.hubs()
     choices = hub_choices(hubs)
     by_number = {one: hub for hub in hubs for one in hub["ids"]}
     return choices, by_number.get(number or 0) or (by_number[choices[0]["id"]] if choices else None)
@@ -282,28 +245,28 @@ class Topics(_Stateless):
         sort = _text(options, "sort")
         self._sort = sort if sort in self._SORTS else self._SORTS[0]
         self._rates = Rates()
-        self._found: PacedCache[tuple[int, ...]] = PacedCache(self._find, kept_s=TOPICS_S)
+        self._found: PacedCache[str] = PacedCache(self._find, kept_s=TOPICS_S)
 
-    def _find(self, hubs: tuple[int, ...]) -> tuple[Snapshot, float]:
-        arguments = {"limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": self._sort}
-        results = self._console.server.get_many([(("topics",), {"hub": str(hub), **arguments}) for hub in hubs])
-        found = merged_topics(list(filter(None, results.answers)), MAX_TOPIC_ROWS, self._sort)
+    def _find(self, key: str) -> tuple[Snapshot, float]:
+        arguments = {"key": key, "limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": self._sort}
+        (status, page), cost_s = self._console.server.topics(arguments)
+        found: Any = page if status == 200 else {"items": [], "total": 0}
         self._rates.begin()
         rows = []
         for one in found["items"]:
             name = shown_name(one["name"])
             rate = self._rates.per_s(one["name"], one["messages"])
             rows.append({**one, "name": name, "exact": name == one["name"], "per_s": rate})
-        return {"rows": rows, "matching": found["total"], "read_s": round(monotonic(), 3)}, results.cost_s
+        return {"rows": rows, "matching": found["total"], "read_s": round(monotonic(), 3)}, cost_s
 
     def data(self) -> Snapshot:
         """See `View.data`. `read_s` changes when the figures were read again."""
         choices, hub = _chosen(self._console, self._hub)
         if hub is None:
             return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
-        everywhere = sum(one["topics"] for one in self._console.sample().hubs)
-        counts = {"total": hub["topics"], "everywhere": everywhere, "is_per_worker": len(hub["ids"]) > 1}
-        return {"hubs": choices, "hub": hub["id"], **counts, **self._found.get(tuple(hub["ids"]))}
+        everywhere = sum(one["topics"] for one in self._console.hubs())
+        counts = {"total": hub["topics"], "everywhere": everywhere}
+        return {"hubs": choices, "hub": hub["id"], **counts, **self._found.get(hub["key"])}
 
 
 class MqttList(_Stateless):
