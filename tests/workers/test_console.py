@@ -197,7 +197,8 @@ def test_trace_of_a_hub_covers_all_workers(served: Served) -> None:
 def test_blocked_worker_does_not_block_the_console(served: Served) -> None:
     page, pids = Page(served), workers_of(served)
     page.look("overview")
-    page.until(lambda data: data["server"]["workers"] == 2)
+    found = page.until(lambda data: data["server"]["workers"] == 2)
+    assert len({one["name"] for one in found["hubs"]}) == len(found["hubs"]), "a hub of two workers is one row"
     os.kill(pids[1], signal.SIGSTOP)
     page.until(lambda data: data["server"]["workers"] == 1)
     # It is not asked again for 10 s: the console, the API and metrics answer at once, with what there is.

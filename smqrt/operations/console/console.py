@@ -30,7 +30,6 @@ from smqrt.operations.console.gauges import (
     PacedCache,
     Sample,
     Sampler,
-    hub_names,
     merged_hubs,
 )
 from smqrt.process.current_process import AppScope
@@ -172,16 +171,16 @@ class Console:
             "apps_failed": sum(one["state"] == "failed" for one in sample.also["apps"]),
             "errors": sample.server["log_errors"],
         }
-        mqtt = [hub["mqtt"] for hub in sample.hubs if hub["mqtt"] is not None]
+        hubs, has_mqtt = self.hubs(), any(hub["mqtt"] is not None for hub in sample.hubs)
         for name in ("sessions", "retained"):  # without MQTT clients, the pages are not in the navigation
-            counts[name] = sum(one[name] for one in mqtt) if mqtt else None
+            counts[name] = sum(hub[name] for hub in hubs) if has_mqtt else None
         now = {name: _rounded(value) for name, value in sample.now.items()}
         return {"now": now, "counts": counts, "point": self.point}
 
     def overview(self) -> Snapshot:
         """Return the data of the overview, without the figures of `pulse`."""
         sample = self.sample()
-        server, names = sample.server, hub_names(sample.hubs)
+        server = sample.server
         return {
             "server": {
                 "version": f"smqrt {server['version']}",
@@ -195,16 +194,16 @@ class Console:
             "hubs": [
                 {
                     "id": hub["id"],
-                    "name": names[hub["key"]] + (f", worker {hub['worker']}" if "worker" in hub else ""),
+                    "name": hub["name"],
                     "peers": hub["peers"],
                     "topics": hub["topics"],
                     "in_per_s": _rounded(hub["in_per_s"]),
                     "out_per_s": _rounded(hub["out_per_s"]),
                     "queued_bytes": hub["queued_bytes"],
                     "dropped": hub["dropped"],
-                    "dropped_lately": hub["dropped_per_s"] or 0,
+                    "dropped_lately": hub["dropped_per_s"],
                 }
-                for hub in sample.hubs
+                for hub in self.hubs()
             ],
             "listeners": _listeners(sample),
         }

@@ -277,14 +277,16 @@ def hub_choices(hubs: list[dict[str, Any]], counter: str = "peers") -> list[Snap
 # ---- Merged hubs of several workers
 
 
-_HUB_COUNTERS = ("peers", "topics", "sessions", "retained")
+_HUB_SUMS = (
+    "peers", "topics", "sessions", "in_per_s", "out_per_s", "queued_bytes", "dropped", "dropped_per_s",
+)  # fmt: skip
 
 
 def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the hubs, with one row for the hubs of all workers that have the same key.
 
-    `ids` are the ids of these hubs, `name` see `hub_names`. `peers` and `topics` are sums, and `sessions` and
-    `retained` those of MQTT clients. A topic counts once for each worker that has it; see `Console.hubs`.
+    `ids` are the ids of these hubs, `name` see `hub_names`; the figures are sums. A topic counts once for each worker
+    that has it, see `Console.hubs`. All workers have the same `retained` messages.
     """
     names, found = hub_names(hubs), dict[str, dict[str, Any]]()
     for hub in sorted(hubs, key=lambda one: int(one["id"])):
@@ -293,10 +295,12 @@ def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "key": hub["key"],
             "id": hub["id"],
             "ids": [],
-            **dict.fromkeys(_HUB_COUNTERS, 0),
+            **dict.fromkeys((*_HUB_SUMS, "retained"), 0),
         }
         one = found.setdefault(hub["key"], new)
         one["ids"].append(hub["id"])
-        for name in _HUB_COUNTERS:
-            one[name] += (hub if name in hub else hub["mqtt"] or {}).get(name, 0)
+        figures = {**(hub["mqtt"] or {}), **hub}
+        for name in _HUB_SUMS:
+            one[name] += figures.get(name) or 0
+        one["retained"] = max(one["retained"], figures.get("retained", 0))
     return list(found.values())

@@ -299,13 +299,14 @@ class MqttList(_Stateless):
         arguments = {"limit": str(MAX_MQTT_ROWS), **self._arguments}
         results = self._console.server.get_many([((self._path,), {"hub": str(hub), **arguments}) for hub in hubs])
         pages = list(filter(None, results.answers))
-        items = [
-            {"hub": hub, **one}
-            for hub, page in zip(hubs, results.answers, strict=True)
-            for one in (page or {"items": ()})["items"]
-        ]
-        rows = [self._row(one) for one in sorted(items, key=lambda one: str(one[self._key]))[:MAX_MQTT_ROWS]]
-        return {"rows": rows, "matching": sum(page["total"] for page in pages)}, results.cost_s
+        # A session is at one worker; all workers have the same retained messages.
+        items: dict[str, dict[str, Any]] = {}
+        for hub, page in zip(hubs, results.answers, strict=True):
+            for one in (page or {"items": ()})["items"]:
+                items.setdefault(one[self._key], {"hub": hub, **one})
+        rows = [self._row(items[key]) for key in sorted(items)[:MAX_MQTT_ROWS]]
+        matching = (max if self._counter == "retained" else sum)([0, *(page["total"] for page in pages)])
+        return {"rows": rows, "matching": matching}, results.cost_s
 
     def data(self) -> Snapshot:
         """See `View.data`."""
