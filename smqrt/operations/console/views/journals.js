@@ -29,7 +29,7 @@ function journalTable() {
         caption: "Journals", key: row => `${row.worker} ${row.path}`,
         none: ["No journals", "hub.create{journal=true} records the messages of a hub: see “The journal” in the manual."],
         columns: [
-            {label: "Journal", signature: row => [row.name, row.path], cell: row => [h("span", {class: "name"}, foreign(row.name)), h("span", {class: "second mono"}, foreign(breakable(row.path)))]},
+            {label: "Journal", signature: row => [row.name, row.path], cell: row => [h("span", {class: "name"}, foreign(row.name)), row.worker !== undefined && h("span", {class: "second"}, `worker ${row.worker}`), h("span", {class: "second mono"}, foreign(breakable(row.path)))]},
             {label: "State", signature: row => row.alarm, cell: row => row.alarm ? mark("bad", "waiting for the disk") : mark("good", "writing")},
             {label: "Messages", number: true, text: row => format.count(row.rows)},
             {label: "Written", number: true, text: row => format.bytes(row.bytes)},

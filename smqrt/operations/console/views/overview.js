@@ -54,7 +54,7 @@ export function overview({live, history, place, ready, setSubtitle}) {
             draw();
         }
         const {server} = data;
-        const processes = server.workers ? `${server.workers} workers` : `process ${server.pid}`;
+        const processes = server.workers ? format.plural(server.workers, "worker") : `process ${server.pid}`;
         setSubtitle(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${processes}${server.state === "serving" ? "" : ` · ${server.state}`}`);
         showAlerts(alerts, data.alerts);
         listeners.update(data.listeners);

@@ -5,8 +5,8 @@ import * as format from "../format.js";
 
 const SHOWN = 48;
 
-// A text that may break after separators.
-export const breakable = text => text.split(/(?<=[-/._:=])(?=.)/).flatMap((word, index) => index ? [h("wbr"), word] : [word]);
+// A text that may break after separators, but not in the name of a hidden file.
+export const breakable = text => text.split(/(?<=[-/_:=]|[^/]\.)(?=.)/).flatMap((word, index) => index ? [h("wbr"), word] : [word]);
 
 // A name from a client: short in a table, complete in the tooltip. Long names break after separators, not within words.
 export function foreignName(text, attributes = {}) {
