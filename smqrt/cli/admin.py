@@ -12,7 +12,7 @@ import ssl
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from importlib import resources
 from time import monotonic, sleep
@@ -223,12 +223,14 @@ _PEER_COLUMNS = (
     "dropped",
 )
 _SERVER_COLUMNS = ("url", "pid", "folder")
-_TOPIC_COLUMNS = ("name", "subscribers", "observers", "id")
+_TOPIC_COLUMNS = ("name", "messages", "subscribers", "observers", "id")
+_RATES_S = 1.0
+"""The time between the two readings of `smqrt topics --rates`."""
 _HUB_COLUMNS = ("hub", "app", "peers", "topics", "subs", "in/s", "out/s", "dropped", "queued", "refused")
 _RIGHT_ALIGNED = {
     "connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
     "in/s", "out/s", "refused", "round trip", "nodes", "clients", "phantoms", "interest", "lost", "in flight", "qos",
-    "bytes",
+    "bytes", "messages", "messages/s",
 }  # fmt: skip
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
@@ -323,23 +325,37 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
 @connection_options
 @click.option("--hub", type=int, help=_HUB_HELP)
 @click.option("--search", default="", help="Only topics whose name contains this text.")
-@click.option("--sort", type=click.Choice(["subscribers"]), help="Sort by this, in descending order.")
+@click.option("--sort", type=click.Choice(["subscribers", "messages"]), help="Sort by this, in descending order.")
 @limit_option
+@click.option("--rates", is_flag=True, help="Count for a second, and show messages per second.")
 @json_option
-def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
-    """List the topics of a hub."""
+def topics(
+    client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, rates: bool, as_json: bool
+) -> None:
+    """List the topics of a hub, in all workers of the server."""
     if not hub:
-        hubs = client.get("hubs")
-        if len(hubs) != 1:
-            listed = ", ".join(f"{one['id']} ({one['app'] or one['made_at']})" for one in hubs)
+        by_key: dict[object, Any] = {}
+        for one in client.get("hubs"):
+            by_key.setdefault(one.get("key", one["id"]), one)  # the hubs of workers with the same key are one hub
+        if len(by_key) != 1:
+            listed = ", ".join(f"{one['id']} ({one['app'] or one['made_at']})" for one in by_key.values())
             raise click.UsageError(f"select a hub with --hub. Hubs of this server: {listed or 'none'}.")
-        hub = int(hubs[0]["id"])
-    listing = client.get("topics", hub=hub, search=search, sort=sort, limit=limit)
+        hub = int(next(iter(by_key.values()))["id"])
+    read = partial(client.get, "topics", hub=hub, search=search, sort=sort, limit=limit)
+    listing, columns = read(), list(_TOPIC_COLUMNS)
+    if rates:
+        before, began_s = {one["name"]: one["messages"] for one in listing["items"]}, monotonic()
+        sleep(_RATES_S)
+        listing, columns = read(), ["name", "messages/s", *_TOPIC_COLUMNS[1:]]
+        elapsed_s = monotonic() - began_s
+        for one in listing["items"]:
+            count = one["messages"] - before.get(one["name"], one["messages"])
+            one["messages/s"] = round(count / elapsed_s, 1)
     if as_json:
         for one in listing["items"]:
             click.echo(json_line(one))
         return
-    print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in listing["items"]])
+    print_table(columns, [[one[column] for column in columns] for one in listing["items"]])
     print_remainder(listing)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -43,7 +43,7 @@ _PAGE = """<!doctype html>
 <header>
 <h1><a href="{home}">smqrt manual</a></h1>
 <form class="search" role="search" data-pages="{pages}" data-suffix="{suffix}" data-index="{index}" hidden>
-<input type="search" name="q" placeholder="Search (press /)" aria-label="Search the manual" autocomplete="off">
+<input type="search" name="q" placeholder="Search" aria-label="Search the manual" autocomplete="off">
 <div class="results" hidden></div>
 </form>
 <p>{links}</p>
@@ -56,7 +56,7 @@ _COLUMNS = """<div class="columns">
 <main>
 {body}
 </main>
-<nav id="pages" aria-label="Pages of the manual">
+<nav id="all-pages" aria-label="Pages of the manual">
 {navigation}
 </nav>
 </div>"""
@@ -99,7 +99,7 @@ def render_page(pages: Mapping[str, str], name: str, site: Site) -> str:
     """
     if name:
         body = _COLUMNS.format(body=to_html(pages[name], site.suffix), navigation=_navigation(pages, name, site))
-        links = f'<a class="to-pages" href="#pages">Pages</a> {site.links}'
+        links = f'<a class="to-pages" href="#all-pages">Pages</a> {site.links}'
     else:
         body = f'<main class="parts">\n{_list_of_pages(pages, site)}\n</main>'
         links = site.links
@@ -127,6 +127,9 @@ def to_html(text: str, suffix: str = "") -> str:
     markdown = MarkdownIt("commonmark", {"html": False, "highlight": _highlighted}).enable("table")
     tokens = markdown.parse(_GENERATED_MARK.sub("", text))
     slugs, headings = Slugs(), list[tuple[int, str, str]]()
+    for at, token in enumerate(tokens):
+        if token.type in ("th_open", "td_open"):
+            _prepare_cell(*tokens[at : at + 3])
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         if token.type == "heading_open" and following is not None:
             anchor = slugs.add(following.content)
@@ -141,6 +144,7 @@ def to_html(text: str, suffix: str = "") -> str:
         for child in token.children or ():
             _rewrite_link(child, suffix)
     # The element around a table scrolls, so that the page does not become wider than the screen.
+    markdown.add_render_rule("code_inline", _inline_code)
     markdown.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
     markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
     after_title = 3 if tokens and tokens[0].tag == "h1" else 0  # a heading has three tokens
@@ -174,6 +178,30 @@ def _highlighted(code: str, language: str, attributes: str) -> str:
         except ClassNotFound:  # also for blocks without a language
             return ""
     return str(highlight(code, lexer, _FORMATTER))
+
+
+_LONG_CELL = 45  # characters; a column with a longer text gets some width
+_SEPARATORS = re.compile(r"(::|[_/.,:=]+)(?=[^\s_/.,:=]{3})")
+
+
+def _prepare_cell(opening: Token, content: Token, closing: Token) -> None:
+    """Give columns of text their width, and let long names of code break after separators."""
+    if opening.type == "th_open" and not content.content:
+        opening.tag = closing.tag = "td"  # the corner of a table, which is no heading
+    parts = content.children or ()
+    if sum(len(part.content) for part in parts if part.type == "text") > _LONG_CELL:
+        opening.attrSet("class", "text")
+    for part in parts:
+        part.meta["is_in_cell"] = True
+        if part.type == "text" and part.content.strip() == "<br>":  # other HTML is shown as text
+            part.type, part.tag = "hardbreak", "br"
+
+
+def _inline_code(renderer: object, tokens: Sequence[Token], index: int, *_: object) -> str:
+    code = escape(tokens[index].content)
+    if tokens[index].meta.get("is_in_cell"):
+        code = _SEPARATORS.sub(r"\1<wbr>", code)
+    return f"<code>{code}</code>"
 
 
 def _rewrite_link(token: Token, suffix: str) -> None:

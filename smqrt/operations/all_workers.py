@@ -13,8 +13,9 @@ from smqrt.broker.mqtt.client import MqttClient
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, SmqrtError
 from smqrt.http.headers import HttpError
 from smqrt.operations import mqtt_clients, snapshots, topic_listener
-from smqrt.operations.api_pages import LIMIT, Arguments, Snapshot, known, limit_of, no_arguments, whole
+from smqrt.operations.api_pages import LIMIT, MAX_LIMIT, Arguments, Snapshot, known, limit_of, no_arguments, whole
 from smqrt.operations.context import Parts
+from smqrt.operations.limit_usage import client_usage
 from smqrt.operations.metrics import Metrics
 from smqrt.operations.snapshots import NotFoundError
 from smqrt.operations.topic_listener import QUESTION as LISTEN
@@ -25,6 +26,7 @@ from smqrt.operations.topic_listener import (
     TopicListener,
     serve_topic_listener,
 )
+from smqrt.operations.topics import brokers_with_key, incomplete_ids, merged_topics, topics
 from smqrt.smq.gevent_broker import all_brokers
 from smqrt.wire.smq import MAX_NAME_BYTES
 from smqrt.workers.worker_rpc import END, Events, Message, News, WorkerRpc, WorkerRpcServer, worker_of_hub
@@ -223,6 +225,7 @@ PLAIN: dict[str, Callable[[Parts], Answer]] = {
     "journals": snapshots.journals,
     "pipelines": snapshots.pipelines,
     "limits": snapshots.limits,
+    "client-limits": lambda parts: client_usage(),
     "clusters": lambda parts: snapshots.clusters(),
 }
 
@@ -238,11 +241,13 @@ def _peers(parts: Parts, arguments: Arguments) -> Answer:
 
 
 def _topics(parts: Parts, arguments: Arguments) -> Answer:
-    known(arguments, ("hub", "after", "limit", "search", "sort"))
-    hub, search, sort = _hub_of(arguments), arguments.get("search", ""), arguments.get("sort", "")
-    if hub is None:
-        raise ArgumentError("hub: an argument is needed, such as /api/v1/topics?hub=1; /api/v1/hubs lists the hubs")
-    return snapshots.topics(parts, hub, arguments.get("after"), limit_of(arguments), search, sort)
+    known(arguments, ("hub", "key", "after", "limit", "search", "sort", "ids"))
+    if "key" in arguments:
+        brokers = brokers_with_key(arguments["key"])
+    else:
+        brokers = [snapshots.broker_of(_required_hub(arguments, "topics"))]
+    search, sort, ids = (arguments.get(name, "") for name in ("search", "sort", "ids"))
+    return topics(brokers, arguments.get("after"), limit_of(arguments), search, sort, ids)
 
 
 def _required_hub(arguments: Arguments, path: str) -> int:
@@ -354,6 +359,15 @@ def limits(answers: Answers, arguments: Arguments) -> object:
     return merged
 
 
+def client_limits(answers: Answers, arguments: Arguments) -> object:
+    """Return the limits of clients with the use of the fullest client of all workers."""
+    fullest: dict[str, Any] = {}
+    for row in (row for rows in answers.values() for row in rows):
+        if row["name"] not in fullest or row["used"] > fullest[row["name"]]["used"]:
+            fullest[row["name"]] = row
+    return list(fullest.values())
+
+
 def peers(answers: Answers, arguments: Arguments) -> object:
     """Return a page of the clients of all workers. Hub numbers contain the worker, so no two keys are equal."""
     sort = arguments.get("sort", "")
@@ -363,6 +377,11 @@ def peers(answers: Answers, arguments: Arguments) -> object:
     }
     key = keys.get(sort, lambda row: row[sort])
     return _page(answers, arguments, key, lambda row: str(row["id"]), is_last=bool(sort))
+
+
+def topics_of_all(answers: Answers, arguments: Arguments) -> object:
+    """Return a page of the topics of a hub, whose argument `ids` was "all"."""
+    return merged_topics(answers.values(), limit_of(arguments), arguments.get("sort", ""))
 
 
 def newest(answers: Answers, arguments: Arguments) -> object:
@@ -410,8 +429,10 @@ MERGES: dict[str, Callable[[Answers, Arguments], object]] = {
     "journals": side_by_side,
     "pipelines": first,
     "limits": limits,
+    "client-limits": client_limits,
     "clusters": side_by_side,
     "peers": peers,
+    "topics": topics_of_all,
     "closed": newest,
     "log": newest,
     "traces": traces,
@@ -485,6 +506,8 @@ class AllWorkers:
     def answer(self, segments: Sequence[str], arguments: Arguments, body: Body | None = None) -> Response:
         """Return status and answer. Blocks. The arguments and errors are those of `handle`."""
         if body is None:
+            if list(segments) == ["topics"] and self._worker_rpc is not None:
+                return self.topics(arguments)[0]
             query = segments, arguments
             found, _ = self._ask([query])
             return self._merged(query, found[0])
@@ -527,6 +550,43 @@ class AllWorkers:
                 status, answer = 503, None
             answers.append(answer if status == 200 else None)
         return Results(answers, cost_s + thread_time() - began_s)
+
+    def topics(self, arguments: Arguments) -> tuple[Response, float]:
+        """Return a page of the topics of a hub in all workers, and `Results.cost_s`. Blocks.
+
+        Args:
+            arguments: see `snapshots.topics`; `hub`, or `key` for the hubs of all workers with this key.
+        """
+        if self._worker_rpc is None or not {"hub", "key"} & {*arguments}:
+            found, cost_s = self._ask([(("topics",), arguments)])
+            return found[0][0], cost_s
+        chosen = {name: value for name, value in arguments.items() if name != "hub"}
+        if "key" not in arguments:
+            status, hub = self.answer(("hubs", arguments["hub"]), {})
+            if status != 200:
+                return (status, hub), 0.0
+            chosen["key"] = hub["key"]  # type: ignore[index]
+        try:
+            limit, sort = limit_of(chosen), chosen.get("sort", "")
+        except ArgumentError as error:
+            return (400, {"error": str(error)}), 0.0
+        # The largest topic of the server need not be the largest one of any worker.
+        per_worker = max(limit, LIMIT) if sort else limit
+        query = ("topics",), {**chosen, "ids": "all", "limit": str(per_worker)}
+        found, cost_s = self._ask([query])
+        status, answer = self._merged(query, found[0])
+        if status != 200:
+            return (status, answer), cost_s
+        page: dict[str, Any] = answer  # type: ignore[assignment]
+        page["items"] = page["items"][:limit]
+        # A topic may be on the page of one worker and below the last row of another: its counters are read there too.
+        pages: Any = [one for status, one in found[0].values() if status == 200]
+        if ids := incomplete_ids(pages, per_worker, sort):
+            again = {"key": chosen["key"], "sort": sort, "ids": ids, "limit": str(MAX_LIMIT)}
+            found, more_s = self._ask([(("topics",), again)])
+            pages = [one for status, one in found[0].values() if status == 200]
+            page["items"], cost_s = merged_topics(pages, limit, sort)["items"], cost_s + more_s
+        return (200, page), cost_s
 
     def metrics(self) -> Iterator[bytes]:
         """Yield the metrics of all workers in the text format of Prometheus."""

@@ -1,20 +1,24 @@
 """Names, bounds and current use of the limits.
 
 A limit has a bound when it is a quantity; `hosts`, for example, has none. Its use is the present value where reading it
-is cheap: limits of hubs show the fullest hub, limits of addresses the address with the most. Limits of clients have no
-use here, since it would have to be searched among all clients.
+is cheap: limits of hubs show the fullest hub, limits of addresses the address with the most. The use of limits of
+clients has to be searched among all clients: `client_usage` does it, on request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
+from smqrt.broker.mqtt.device import Device
+from smqrt.broker.sessions import Session
 from smqrt.loop import threads
+from smqrt.loop.scheduling import Turn
 from smqrt.operations import access_log, otel
 from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.context import Parts
 from smqrt.settings.limits import UNLIMITED, current_limits, current_mqtt
+from smqrt.smq import data_path
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 
@@ -192,3 +196,57 @@ def _of_server(parts: Parts) -> dict[str, Use]:
         "lua_memory": (parts.vm.memory_bytes(), UNLIMITED if lua_mib is None else lua_mib << 20),
         "otel_spans": (None, otel.MAX_QUEUED_SPANS),
     }
+
+
+# ---- The use of limits of clients
+
+_CLIENTS_PER_TIME_CHECK = 500
+"""The number of clients between two checks of the time slice: 0.5 ms of work."""
+
+_OF_SESSIONS: dict[str, tuple[Callable[[Session], int], Callable[[GeventBroker], float | None]]] = {
+    "client_names": (lambda session: session.names_made, lambda broker: broker.limits.client_names),
+    "client_name_bytes": (lambda session: session.names_made_bytes, lambda broker: broker.limits.client_names_bytes),
+    "client_subscriptions": (lambda session: len(session.topics), lambda broker: broker.limits.subscriptions),
+    "client_observes": (lambda session: len(session.observed or ()), lambda broker: broker.limits.observes),
+}
+_OF_DEVICES: dict[str, tuple[Callable[[Device], int], Callable[[GeventBroker], float | None]]] = {
+    "mqtt_filters": (lambda device: len(device.subscriptions), lambda broker: broker.devices.limits.filters),
+    "mqtt_queued": (lambda device: len(device.waiting), lambda broker: broker.devices.limits.queued_messages),
+}
+
+
+def client_usage() -> list[Snapshot]:
+    """Return `name`, `used` and `bound` of the limits of clients, users and addresses: those of the fullest one.
+
+    Yields to the event loop while it looks at all clients.
+    """
+    addresses = max(data_path.unfinished.values(), default=0)
+    uses: dict[str, tuple[int, float | None]] = {"handshakes": (addresses, data_path.limits.handshakes_per_address)}
+
+    def add(name: str, used: int, bound: float | None) -> None:
+        if name not in uses or used > uses[name][0]:
+            uses[name] = used, bound
+
+    for broker in all_brokers():
+        for name, used in _highest(broker.sessions.values(), _OF_SESSIONS).items():
+            add(name, used, _OF_SESSIONS[name][1](broker))
+        add("connections_per_user", max(broker.users.values(), default=0), broker.limits.connections_per_user)
+        if broker.devices is not None:
+            for name, used in _highest(broker.devices.sessions.values(), _OF_DEVICES).items():
+                add(name, used, _OF_DEVICES[name][1](broker))
+    return [
+        {"name": name, "used": used, "bound": UNLIMITED if bound is None else bound}
+        for name, (used, bound) in uses.items()
+    ]
+
+
+def _highest(clients: Iterable[Any], limits: dict[str, tuple[Callable[[Any], int], Any]]) -> dict[str, int]:
+    """Return the highest use of each limit. Clients that connect meanwhile are not looked at."""
+    turn, all_clients = Turn(), list(clients)
+    highest = dict.fromkeys(limits, 0)
+    for first in range(0, len(all_clients), _CLIENTS_PER_TIME_CHECK):
+        turn.yield_if_due()
+        some = all_clients[first : first + _CLIENTS_PER_TIME_CHECK]
+        for name, (used, _) in limits.items():
+            highest[name] = max(highest[name], max(map(used, some)))
+    return highest

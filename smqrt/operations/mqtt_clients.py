@@ -17,7 +17,8 @@ from smqrt.broker.mqtt.retained import name_matcher
 from smqrt.errors import ArgumentError
 from smqrt.loop.scheduling import Turn
 from smqrt.operations.api_pages import LIMIT, Snapshot, known, page, paged
-from smqrt.operations.snapshots import NotFoundError, broker_of, mqtt_session, text
+from smqrt.operations.snapshots import NotFoundError, broker_of, mqtt_session
+from smqrt.operations.topics import text
 from smqrt.printable import printable
 from smqrt.wire.mqtt.fields import PacketType, unpack_properties
 

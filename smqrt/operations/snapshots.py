@@ -27,7 +27,7 @@ from smqrt.broker.mqtt.devices import Devices
 from smqrt.broker.mqtt.session import MqttSession
 from smqrt.broker.outbox import Drop, Outbox, QueuedMemory
 from smqrt.broker.sessions import Session
-from smqrt.broker.topics import Topic, Traffic
+from smqrt.broker.topics import Traffic
 from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import Mesh, open_meshes
 from smqrt.cluster.link import Link
@@ -39,6 +39,7 @@ from smqrt.operations.api_pages import LIMIT, Snapshot, T, check_limit, largest,
 from smqrt.operations.context import Parts, process_usage
 from smqrt.operations.limit_usage import limit_usage
 from smqrt.operations.logs import iso
+from smqrt.operations.topics import text
 from smqrt.settings.limits import snapshot as limit_states
 from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed, explanation_of
@@ -220,11 +221,6 @@ _TOPICS_PER_TIME_CHECK = 5000
 
 class NotFoundError(ArgumentError):
     """The hub, client or application does not exist, or no longer exists."""
-
-
-def text(name: bytes) -> str:
-    r"""Return a name as text, with `\xff` for bytes that are not UTF-8."""
-    return name.decode("utf-8", "backslashreplace")
 
 
 # ---- Server
@@ -497,56 +493,6 @@ def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
     device = _device(session)
     names = [one.name or b"" for one in session.topics] if device is None else [*map(str.encode, device.subscriptions)]
     return paged(page(names, lambda one: one, None, limit), text, text)
-
-
-def _messages_of(topic: Topic) -> int:
-    topic.count()
-    return topic.total
-
-
-_TOPIC_SIZES: dict[str, Callable[[Topic], float]] = {
-    "subscribers": lambda topic: topic.subscribers,
-    "messages": _messages_of,
-}
-
-
-def topics(
-    parts: Parts, hub: int, after: str | None = None, limit: int = LIMIT, search: str = "", sort: str = ""
-) -> Snapshot:
-    """Return a page of the topics of a hub, ordered by id.
-
-    Args:
-        parts: the server.
-        hub: the number of the hub.
-        after: the `after` of the previous page.
-        limit: items on the page, 1 to 1000.
-        search: only topics whose name contains this text.
-        sort: "subscribers" or "messages": the largest first, without a next page.
-
-    Raises:
-        ArgumentError: there is no such hub, or an argument is invalid.
-    """
-    named = list(broker_of(hub).topic_table.by_name.values())
-    needle = search.lower()
-    wanted = (lambda topic: needle in text(topic.name or b"").lower()) if needle else None
-    if sort:
-        found = largest(named, _size(sort, _TOPIC_SIZES), limit, wanted)
-    else:
-        found = page(named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted)
-    return paged(found, lambda one: topic(hub, one), str)
-
-
-def topic(hub: int, one: Topic) -> Snapshot:
-    """Return a topic with its counters; `messages` were published by clients of this process."""
-    one.count()
-    return {
-        "id": one.id,
-        "hub": hub,
-        "name": text(one.name or b""),
-        "subscribers": one.subscribers,
-        "observers": len(one.observers),
-        "messages": one.total,
-    }
 
 
 # ---- Applications, journals, pipelines

@@ -202,6 +202,7 @@
             input.select();
         }
     });
+    if (matchMedia("(hover: hover)").matches) input.placeholder = "Search (press /)"; // there is a keyboard
     form.hidden = false;
 
     // ---- copy buttons
@@ -253,7 +254,7 @@
 
     // ---- the list of pages, scrolled to the current page
 
-    const list = document.getElementById("pages");
+    const list = document.getElementById("all-pages");
     const current = list?.querySelector("[aria-current]");
     if (current && list.scrollHeight > list.clientHeight) {
         const offset = current.getBoundingClientRect().top - list.getBoundingClientRect().top;

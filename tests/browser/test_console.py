@@ -207,6 +207,7 @@ def test_unused_limits_are_folded(shop: Shop, new_page: Callable[..., Any]) -> N
     page = opened(new_page, shop, "limits")
     used = page.get_by_role("table", name="Limits in use")
     expect(used.get_by_role("row").filter(has_text="open connections of an address")).to_contain_text("2,000")
+    expect(used.get_by_role("row").filter(has_text="client_subscriptions")).to_contain_text(re.compile("[45]10,000"))
     folded = page.get_by_role("group").filter(has_text="further limits, not reached")
     expect(used).not_to_contain_text("connect_rate_per_address")
     expect(folded.get_by_text("connect_rate_per_address", exact=True)).to_be_hidden()

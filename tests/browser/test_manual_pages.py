@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 from smqrt.manual import pages as manual
 from smqrt.manual.pages import all_sections, find
 from smqrt.manual.render import write_site
+from tests.browser.demos import AXE
 from tests.conftest import Served
 
 NewPage = Callable[..., Any]
@@ -210,6 +211,78 @@ def test_reading_needs_no_script(served_demos: Served, chromium: Any) -> None:
     page.get_by_text("On this page").click()
     expect(page.get_by_role("link", name="setkeepalive")).to_be_visible()
     context.close()
+
+
+# ---- accessibility
+
+STRUCTURE = """async pages => {
+    const seen = new Set(), found = [];
+    const kind = item => item.parentElement.tagName + item.outerHTML.replace(/ (id|href)="[^"]+"/g, " $1")
+        .replace(/>[^<]*\\S[^<]*(?=<)/g, ">x").replace(/(<code>x(<wbr>x)*<.code>x?)+/g, "<code>x</code>");
+    for (const [name, text] of pages) {
+        const read = new DOMParser().parseFromString(text, "text/html");
+        document.title = read.title;
+        document.body.replaceWith(document.adoptNode(read.body));
+        for (const box of document.querySelectorAll("form, details")) [box.hidden, box.open] = [false, true];
+        const ids = [...document.querySelectorAll("[id]")].map(item => item.id);
+        const faults = ids.filter((id, at) => ids.indexOf(id) !== at);
+        for (const block of document.querySelectorAll("pre")) block.textContent = "code";
+        for (const item of document.querySelectorAll("tr, li, dt, dd, p")) {
+            if (seen.has(kind(item))) item.remove();
+            else seen.add(kind(item));
+        }
+        const rules = {"color-contrast": {enabled: false}, "scrollable-region-focusable": {enabled: false}};
+        for (const one of (await axe.run({resultTypes: ["violations"], preload: false, rules})).violations) {
+            faults.push(one.id, ...one.nodes.map(node => node.html.slice(0, 200)));
+        }
+        if (faults.length) found.push([name, faults]);
+    }
+    return found;
+}"""
+"""Replaces the body of the document by that of each page in turn; returns ids that are used twice and what axe-core
+finds. It needs a minute for some pages, so each kind of row, item and paragraph is left in the first page that has it.
+"""
+CONTRAST = """pages => {
+    const seen = new Map(), found = new Set();
+    const luminance = colour => colour.match(/[0-9.]+/g).slice(0, 3).map(value => value / 255)
+        .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+    const ground = item => {
+        const colour = getComputedStyle(item).backgroundColor;
+        return colour === "rgba(0, 0, 0, 0)" ? ground(item.parentElement) : colour;
+    };
+    const own = item => `${item.tagName}.${item.className}.${item.ariaCurrent}`;
+    const path = item => item === document.body ? "" : `${own(item)} ${path(item.parentElement)}`;
+    for (const [, text] of pages) {
+        const read = new DOMParser().parseFromString(text, "text/html");
+        document.body.replaceWith(document.adoptNode(read.body));
+        for (const item of document.querySelectorAll("body *")) {
+            const name = path(item);
+            const hasText = [...item.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim());
+            if (seen.has(name) || !hasText) continue;
+            const pair = [getComputedStyle(item).color, ground(item)];
+            const [low, high] = pair.map(luminance).sort((a, b) => a - b);
+            seen.set(name, pair);
+            if ((high + 0.05) / (low + 0.05) < 4.5) found.add(`${name}: ${pair.join(" on ")}`);
+        }
+    }
+    return [seen.size, [...found]];
+}"""
+"""Returns the number of kinds of elements with text on all pages, and those whose colours are too similar."""
+
+
+def test_every_page_is_accessible(site: Path, new_page: NewPage) -> None:
+    page = new_page((site / "index.html").as_uri())
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate(AXE)
+    texts = [(name, (site / f"{name}.html").read_text("utf-8")) for name in ("index", *manual.pages())]
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        kinds, too_similar = page.evaluate(CONTRAST, texts)
+        assert too_similar == [], scheme
+        assert kinds > 100
+    assert page.evaluate(STRUCTURE, texts) == []
 
 
 # ---- the static site

@@ -15,12 +15,14 @@ from tests.conftest import REPOSITORY, Served, note_errors
 
 DEMONSTRATIONS = [
     *("/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/", "/mqtt-house/"),
-    *("/telemetry/", "/cluster/", "/help/", "/help/quick-start", "/help/serving", "/help/decisions/0001-http-front"),
+    *("/telemetry/", "/cluster/", "/help/quick-start"),
 ]
-LONGEST = ["/help/conformance", "/help/hub-api"]
-"""The longest pages of the manual, where axe-core needs a minute; they have the markup of the others."""
+MANUAL = ["/help/", "/help/conformance", "/help/hub-api", "/help/decisions/0001-http-front"]
+"""Pages of the manual, whose accessibility `test_manual_pages` checks: the two longest ones among them."""
 OTHERS = ["/", "/vault/", "/nothing/here", "/vault/public/refused.lsp", "/lines/"]
 """Pages of the server `others`: a list with a failed application, a login page, and pages of errors."""
+TOOLS = ["/files/fs/", "/files/fs/empty/", "/rtl/tracelogger/", "/new/", "/newpy/"]
+"""Further ones: the file manager, the trace logger, and what `smqrt new` creates."""
 MAX_PAGE_BYTES = 150 * 1024
 MAX_PAINT_MS = 200
 MAX_BLOCKING = 3  # requests before the first paint: style sheets
@@ -51,15 +53,20 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "vault/.preload": """
             local users = ba.create.jsonuser()
             users:set {ann = {pwd = "secret"}}
-            dir:setauth(ba.create.authenticator(users, {type = "form"}))
+            dir:setauth(ba.create.authenticator(users, {type = "auth"}))
         """,
         "vault/public/refused.lsp": f'<?lsp response:senderror(403, "Not for you: {long}") ?>',
         "lines/.preload": "",
+        "files/.preload": 'require "wfs"; dir:insert(ba.create.wfs("fs", ba.mkio(io, "shared")), true)',
+        "files/shared/empty/.nothing": "",
+        f"files/shared/{long}.txt": "",
         "lines/index.lsp": f'<?lsp response:senderror(503, "Not now: {long}") ?>',
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    served = Served(folder)
+    shutil.copytree(REPOSITORY / "smqrt/cli/template", folder / "new")
+    shutil.copytree(REPOSITORY / "smqrt/cli/template_python", folder / "newpy")
+    served = Served(folder, "--tracelogger")
     served.wait_for("^listening")
     yield served
     served.stop()
@@ -104,8 +111,8 @@ def test_page(served_demos: Served, new_page: Callable[..., Any], screenshot: An
     check_access(page, screenshot)
 
 
-@pytest.mark.parametrize("path", LONGEST)
-def test_budgets_of_the_longest_pages(served_demos: Served, new_page: Callable[..., Any], path: str) -> None:
+@pytest.mark.parametrize("path", MANUAL)
+def test_budgets_of_the_manual(served_demos: Served, new_page: Callable[..., Any], path: str) -> None:
     check_budgets(new_page(), served_demos.url + path)
 
 
@@ -121,6 +128,13 @@ def test_list_with_a_failure_login_and_error_pages(others: Served, chromium: Any
         assert [one for one in troubles if "the server responded with a status of" not in one] == []
     finally:
         context.close()
+
+
+def test_tools_and_new_applications(others: Served, new_page: Callable[..., Any], screenshot: Any) -> None:
+    page = new_page()
+    for path in TOOLS:
+        assert page.goto(others.url + path).status == 200
+        check_access(page, lambda page, name, path=path: screenshot(page, f"{path.replace('/', '')}-{name}"))
 
 
 def test_an_error_page_leads_to_the_start_page(others: Served, chromium: Any) -> None:

@@ -247,10 +247,27 @@ def test_topics_need_a_hub_when_there_are_several(listener: Listener) -> None:
     listener.answers["hubs"] = [{"id": 1, "app": "shop", "made_at": ""}, {"id": 2, "app": "", "made_at": "x.py:3"}]
     code, sentence = Command("topics").refused("--url", listener.url)
     assert (code, sentence) == (2, "select a hub with --hub. Hubs of this server: 1 (shop), 2 (x.py:3).")
-    listener.answers["hubs"] = [{"id": 7}]
+    listener.answers["hubs"] = [{"id": 7, "key": "shop"}, {"id": 1_000_007, "key": "shop"}]
     listener.answers["topics"] = {"items": [], "total": 0}
     Command("topics").done("--url", listener.url)
-    assert listener.asked[-1][2]["hub"] == "7"
+    assert listener.asked[-1][2]["hub"] == "7", "the hubs of two workers are one"
+
+
+def test_rates_of_topics(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = {"name": "lamp", "id": 5, "messages": 10, "subscribers": 2, "observers": 0}
+    listener.answers["topics"] = {"items": [topic], "total": 1}
+    columns, row = (
+        line.split("\t") for line in Command("topics").done("--url", listener.url, "--hub", "7").splitlines()
+    )
+    assert (columns[1], row[1]) == ("messages", "10")
+
+    def sleep(seconds: float) -> None:
+        listener.answers["topics"] = {"items": [topic | {"messages": 10_000}, topic | {"name": "new"}], "total": 2}
+
+    monkeypatch.setattr(admin, "sleep", sleep)
+    output = Command("topics").done("--url", listener.url, "--hub", "7", "--rates")
+    columns, row, new = (line.split("\t") for line in output.splitlines())
+    assert (columns[1], float(row[1]) > 100, new[1]) == ("messages/s", True, "0.0")
 
 
 def test_a_trace_ends_after_its_count(listener: Listener) -> None:

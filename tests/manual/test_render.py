@@ -71,6 +71,18 @@ def test_tables_scroll_in_a_box_of_their_own() -> None:
     assert to_html("| a |\n|---|\n| b |\n").startswith('<div class="wide"><table>')
 
 
+def test_cells_of_tables() -> None:
+    """Columns of text get some width, long names break after separators, and the corner of a table is no heading."""
+    html = to_html(
+        f"| | `a_b` |\n|---|---|\n| `limits.queue_bytes` `idle_s` | {'word ' * 12}`a`<br>`b` |\n\n`queue_bytes`\n"
+    )
+    assert "<td></td>" in html
+    assert "<code>limits.<wbr>queue_<wbr>bytes</code> <code>idle_s</code>" in html
+    assert '<td class="text">word' in html
+    assert "<code>a</code><br />" in html
+    assert "<code>queue_bytes</code>" in html
+
+
 class Text(HTMLParser):
     """The text of blocks of code, and what a page refers to."""
 

@@ -133,7 +133,12 @@ def test_messages_and_topics(served: Served) -> None:
     page = Page(served)
     page.look("topics")
     found = page.until(lambda data: [row["subscribers"] for row in data["rows"]] == [8])
-    assert (found["rows"][0]["name"], found["total"], found["matching"]) == ("lamp", 2, 1), "each worker counts it"
+    assert (found["rows"][0]["name"], found["total"], found["matching"]) == ("lamp", 1, 1), "both workers have it"
+    assert page.pulse["counts"]["topics"] == found["everywhere"]
+    for hub in (1, 1_000_001):
+        listing = asked(served, f"api/v1/topics?hub={hub}&sort=subscribers")
+        assert [(one["name"], one["subscribers"]) for one in listing["items"]] == [("lamp", 8)]
+        assert listing["total"] == 1
     assert len(found["hubs"]) == 2, "main, which both have, and own"
 
     page.look("messages", topics=["lamp"])
@@ -192,7 +197,8 @@ def test_trace_of_a_hub_covers_all_workers(served: Served) -> None:
 def test_blocked_worker_does_not_block_the_console(served: Served) -> None:
     page, pids = Page(served), workers_of(served)
     page.look("overview")
-    page.until(lambda data: data["server"]["workers"] == 2)
+    found = page.until(lambda data: data["server"]["workers"] == 2)
+    assert len({one["name"] for one in found["hubs"]}) == len(found["hubs"]), "a hub of two workers is one row"
     os.kill(pids[1], signal.SIGSTOP)
     page.until(lambda data: data["server"]["workers"] == 1)
     # It is not asked again for 10 s: the console, the API and metrics answer at once, with what there is.

@@ -8,15 +8,18 @@
 <script src="/rtl/smq.js"></script>
 <style>
   :root { color-scheme: light dark; }
-  body { font: 1.1rem/1.5 system-ui, sans-serif; display: grid; place-content: center; min-height: 90vh; margin: 0; text-align: center; }
+  body { font: 1.1rem/1.5 system-ui, sans-serif; background: canvas; display: grid; place-content: center; min-height: 90vh; margin: 0; text-align: center; }
   output { display: block; font-size: 4rem; font-weight: 700; }
-  button { font: inherit; padding: .6rem 1.6rem; border: 0; border-radius: .6rem; background: #28c; color: #fff; cursor: pointer; }
+  button { font: inherit; padding: .6rem 1.6rem; border: 0; border-radius: .6rem; background: #1668a8; color: #fff; cursor: pointer; }
 </style>
 </head>
 <body>
+<main>
+<h1>Clicks</h1>
 <p>Open this page in two windows.</p>
 <output id="clicks"><?lsp= app.clicks ?></output>
 <p><button id="click">Click</button></p>
+</main>
 <script>
   const smq = SMQ.Client(SMQ.wsURL("smq.lsp"));
   smq.onclose = (message, canReconnect) => canReconnect ? 1000 : 0;

@@ -354,7 +354,7 @@ _HEAD = """<!doctype html>
 _UNITS = ("kB", "MB", "GB", "TB")
 _UP = '<tr class="up"><td colspan="4"><a href="../">‹ Up</a></td></tr>\n'
 _ROW = (
-    '<tr data-name="{name}" data-kind="{kind}"><td><a href="{url}">{name}</a></td>'
+    '<tr data-name="{name}" data-kind="{kind}"><td><a href="{url}">{shown}</a></td>'
     '<td class="size">{size}</td><td class="time"><time datetime="{iso}" title="{date}">{day}</time></td>'
     '<td class="actions">{actions}</td></tr>\n'
 )
@@ -449,6 +449,7 @@ def _row(stat: Stat) -> str:
     when = datetime.fromtimestamp(stat.mtime, UTC)
     return _ROW.format(
         name=_shown(stat.name),
+        shown=_shown(stat.name).replace("_", "_<wbr>"),  # long names break there
         kind="folder" if stat.isdir else "file",
         url=url,
         size="" if stat.isdir else _size(stat.size),

@@ -21,7 +21,17 @@ from smqrt.http.tree import Branch, Directory
 from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.alerts import AlertInput, find_alerts
-from smqrt.operations.console.gauges import NAMES, STEP_S, Growth, History, Sample, Sampler, hub_names, merged_hubs
+from smqrt.operations.console.gauges import (
+    NAMES,
+    STEP_S,
+    TOPICS_S,
+    Growth,
+    History,
+    PacedCache,
+    Sample,
+    Sampler,
+    merged_hubs,
+)
 from smqrt.process.current_process import AppScope
 from smqrt.transport.unix_sockets import is_unix_path
 
@@ -108,6 +118,7 @@ class Console:
         self._history_sampler = Sampler(server, "limits")
         self._page_sampler = Sampler(server, "listeners", "apps", "journals", "pipelines", "limits")
         self._limits, self._drops = Growth(), Growth()
+        self._topic_counts: PacedCache[tuple[str, ...]] = PacedCache(self._count_topics, kept_s=TOPICS_S)
         self._sampling = gevent.spawn(self._sample_loop)
         self._host = socket.gethostname()
         self._workers: list[int] = []
@@ -136,26 +147,40 @@ class Console:
         """Return the current sample. All pages of a round share one request to each worker."""
         return self._page_sampler.sample()
 
+    def hubs(self) -> list[dict[str, Any]]:
+        """Return the merged hubs, see `merged_hubs`. A topic counts once, also if several workers have it."""
+        hubs = merged_hubs(self.sample().hubs)
+        if shared := tuple(hub["key"] for hub in hubs if len(hub["ids"]) > 1):
+            counts = self._topic_counts.get(shared)
+            for hub in hubs:
+                hub["topics"] = counts.get(hub["key"], hub["topics"])
+        return hubs
+
+    def _count_topics(self, keys: tuple[str, ...]) -> tuple[dict[str, int], float]:
+        queries = [(("topics",), {"key": key, "limit": "1", "ids": "all"}) for key in keys]
+        pages, cost_s = self.server.get_many(queries)
+        return {key: page["total"] for key, page in zip(keys, pages, strict=True) if page is not None}, cost_s
+
     def pulse(self) -> Snapshot:
         """Return the figures that all pages receive each second."""
         sample = self.sample()
         counts: dict[str, float | None] = {
             "alerts": len(self._alerts(sample)),
             "peers": sample.now["peers"],
-            "topics": sum(hub["topics"] for hub in merged_hubs(sample.hubs)),
+            "topics": sum(hub["topics"] for hub in self.hubs()),
             "apps_failed": sum(one["state"] == "failed" for one in sample.also["apps"]),
             "errors": sample.server["log_errors"],
         }
-        mqtt = [hub["mqtt"] for hub in sample.hubs if hub["mqtt"] is not None]
+        hubs, has_mqtt = self.hubs(), any(hub["mqtt"] is not None for hub in sample.hubs)
         for name in ("sessions", "retained"):  # without MQTT clients, the pages are not in the navigation
-            counts[name] = sum(one[name] for one in mqtt) if mqtt else None
+            counts[name] = sum(hub[name] for hub in hubs) if has_mqtt else None
         now = {name: _rounded(value) for name, value in sample.now.items()}
         return {"now": now, "counts": counts, "point": self.point}
 
     def overview(self) -> Snapshot:
         """Return the data of the overview, without the figures of `pulse`."""
         sample = self.sample()
-        server, names = sample.server, hub_names(sample.hubs)
+        server = sample.server
         return {
             "server": {
                 "version": f"smqrt {server['version']}",
@@ -169,16 +194,16 @@ class Console:
             "hubs": [
                 {
                     "id": hub["id"],
-                    "name": names[hub["key"]] + (f", worker {hub['worker']}" if "worker" in hub else ""),
+                    "name": hub["name"],
                     "peers": hub["peers"],
                     "topics": hub["topics"],
                     "in_per_s": _rounded(hub["in_per_s"]),
                     "out_per_s": _rounded(hub["out_per_s"]),
                     "queued_bytes": hub["queued_bytes"],
                     "dropped": hub["dropped"],
-                    "dropped_lately": hub["dropped_per_s"] or 0,
+                    "dropped_lately": hub["dropped_per_s"],
                 }
-                for hub in sample.hubs
+                for hub in self.hubs()
             ],
             "listeners": _listeners(sample),
         }

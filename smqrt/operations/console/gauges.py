@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import isnan
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from smqrt.operations.all_workers import AllWorkers
 from smqrt.operations.api_pages import Snapshot
@@ -48,6 +48,46 @@ class Rates:
         if at_s >= self._now_s or count < before:
             return None
         return (count - before) / (self._now_s - at_s)
+
+
+# ---- Results that are expensive to find
+
+ORDER_S = 5.0
+"""The order of a long list is refreshed at this interval; the figures in it are refreshed each second."""
+TOPICS_S = 1.0
+"""The topics, their rates and their number are read at this interval."""
+_CACHE_COST_FACTOR = 100
+"""A result is reused for this multiple of its CPU time, so that finding it takes at most 1 % of each worker."""
+T = TypeVar("T")
+
+
+class PacedCache(Generic[T]):
+    """Keeps the result of a function for some seconds, or longer when the function is expensive.
+
+    Args:
+        function: returns the result, and the highest CPU time of a worker.
+        clock: returns monotonic seconds.
+        kept_s: the minimum time, in seconds.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[T], tuple[Any, float]],
+        clock: Callable[[], float] = monotonic,
+        kept_s: float = ORDER_S,
+    ) -> None:
+        self._function, self._clock, self._kept_s = function, clock, kept_s
+        self._argument: T | None = None
+        self._expires_s = 0.0
+        self._result: Any = None
+
+    def get(self, argument: T) -> Any:
+        """Return the result for `argument`, possibly a cached one."""
+        now_s = self._clock()
+        if argument != self._argument or now_s >= self._expires_s:
+            (self._result, cost_s), self._argument = self._function(argument), argument
+            self._expires_s = now_s + max(self._kept_s, cost_s * _CACHE_COST_FACTOR)
+        return self._result
 
 
 # ---- History of the last hour, of fixed size
@@ -228,49 +268,39 @@ def hub_names(hubs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {key: name(hub) for key, hub in by_key.items()}
 
 
-def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
-    """Return the merged hubs to choose from, in descending order of their clients."""
-    ordered = sorted(hubs, key=lambda hub: -hub["peers"])
+def hub_choices(hubs: list[dict[str, Any]], counter: str = "peers") -> list[Snapshot]:
+    """Return the merged hubs to choose from, in descending order of a counter: their clients, for example."""
+    ordered = sorted(hubs, key=lambda hub: -hub[counter])
     return [{"id": hub["id"], "name": hub["name"]} for hub in ordered]
 
 
-# ---- Merged hubs and topics of several workers
+# ---- Merged hubs of several workers
+
+
+_HUB_SUMS = (
+    "peers", "topics", "sessions", "in_per_s", "out_per_s", "queued_bytes", "dropped", "dropped_per_s",
+)  # fmt: skip
 
 
 def merged_hubs(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the hubs, with one row for the hubs of all workers that have the same key.
 
-    `ids` are the ids of these hubs, `name` see `hub_names`; `peers` and `topics` are sums. A topic counts once for
-    each worker that has it.
+    `ids` are the ids of these hubs, `name` see `hub_names`; the figures are sums. A topic counts once for each worker
+    that has it, see `Console.hubs`. All workers have the same `retained` messages.
     """
     names, found = hub_names(hubs), dict[str, dict[str, Any]]()
     for hub in sorted(hubs, key=lambda one: int(one["id"])):
-        new = {"name": names[hub["key"]], "id": hub["id"], "ids": [], "peers": 0, "topics": 0}
+        new = {
+            "name": names[hub["key"]],
+            "key": hub["key"],
+            "id": hub["id"],
+            "ids": [],
+            **dict.fromkeys((*_HUB_SUMS, "retained"), 0),
+        }
         one = found.setdefault(hub["key"], new)
         one["ids"].append(hub["id"])
-        one["peers"] += hub["peers"]
-        one["topics"] += hub["topics"]
+        figures = {**(hub["mqtt"] or {}), **hub}
+        for name in _HUB_SUMS:
+            one[name] += figures.get(name) or 0
+        one["retained"] = max(one["retained"], figures.get("retained", 0))
     return list(found.values())
-
-
-_TOPIC_COUNTERS = ("subscribers", "observers", "messages")
-
-
-def merged_topics(pages: Sequence[dict[str, Any]], limit: int, sort: str = "subscribers") -> dict[str, Any]:
-    """Return one page of the topics of a hub; counters of several workers are added.
-
-    In the total, a topic that is on no page counts once for each worker that has it.
-
-    Args:
-        pages: a page of each worker, see `snapshots.topics`.
-        limit: maximum number of topics.
-        sort: the field that orders the topics, the largest value first.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for topic in (one for page in pages for one in page["items"]):
-        known = found.setdefault(topic["name"], {**topic, **dict.fromkeys(_TOPIC_COUNTERS, 0)})
-        for name in _TOPIC_COUNTERS:
-            known[name] += topic[name]
-    items = sorted(found.values(), key=lambda one: -int(one[sort]))
-    elsewhere = sum(page["total"] - len(page["items"]) for page in pages)
-    return {"items": items[:limit], "total": len(items) + elsewhere}

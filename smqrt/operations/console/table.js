@@ -2,6 +2,8 @@
 
 import {empty, h} from "./dom.js";
 
+const NOTHING = new Set(["0", "0 B", "–"]); // shown less prominently
+
 /* columns: {key, label, number, named, wide, wider, sort, text(row) | cell(row) | draw(td, row), signature(row), alert(row)}
  *   number     aligned to the right
  *   wide       hidden on a phone; wider: also hidden in a small window
@@ -84,7 +86,7 @@ export class Table {
             } else {
                 const text = column.text(row);
                 if (td.textContent !== text) td.textContent = text;
-                if (column.number) td.classList.toggle("zero", text === "0" || text === "–");
+                if (column.number) td.classList.toggle("zero", NOTHING.has(text));
             }
             if (column.alert) td.classList.toggle("alert", column.alert(row));
         });

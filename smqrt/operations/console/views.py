@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from smqrt.broker.mqtt.retained import name_matcher
 from smqrt.errors import ArgumentError, CloseReason, JournalError
@@ -19,7 +19,7 @@ from smqrt.journal import readers, writer
 from smqrt.operations import all_workers
 from smqrt.operations.api_pages import Snapshot
 from smqrt.operations.console.console import Console, workers_of
-from smqrt.operations.console.gauges import Rates, hub_choices, merged_hubs, merged_topics
+from smqrt.operations.console.gauges import TOPICS_S, PacedCache, Rates, hub_choices, merged_hubs
 from smqrt.operations.console.source_lines import source_lines
 from smqrt.operations.logs import MAX_KEPT
 from smqrt.operations.mqtt_clients import STATES
@@ -45,49 +45,12 @@ MAX_LOG_ENTRIES = 60
 MAX_NAME_CHARS = 120
 """The limit of shown characters of a name; names can have 65 KB."""
 MAX_SEARCH_CHARS = 100
-ORDER_S = 5.0
-"""The order of a long list is refreshed at this interval; the figures in it are refreshed each second."""
-TOPICS_S = 1.0
-"""The topics and their rates are read at this interval."""
-_COST_FACTOR = 100
-"""A result is reused for this multiple of its CPU time, so that finding it takes at most 1 % of each worker."""
-
 Options = Mapping[str, Any]
-T = TypeVar("T")
-
-
-class PacedCache(Generic[T]):
-    """Keeps the result of a function for some seconds, or longer when the function is expensive.
-
-    Args:
-        function: returns the result, and the highest CPU time of a worker.
-        clock: returns monotonic seconds.
-        kept_s: the minimum time, in seconds.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[T], tuple[Any, float]],
-        clock: Callable[[], float] = monotonic,
-        kept_s: float = ORDER_S,
-    ) -> None:
-        self._function, self._clock, self._kept_s = function, clock, kept_s
-        self._argument: T | None = None
-        self._expires_s = 0.0
-        self._result: Any = None
-
-    def get(self, argument: T) -> Any:
-        """Return the result for `argument`, possibly a cached one."""
-        now_s = self._clock()
-        if argument != self._argument or now_s >= self._expires_s:
-            (self._result, cost_s), self._argument = self._function(argument), argument
-            self._expires_s = now_s + max(self._kept_s, cost_s * _COST_FACTOR)
-        return self._result
 
 
 def _chosen(console: Console, number: int | None) -> tuple[list[Snapshot], dict[str, Any] | None]:
     """Return the hubs to choose from, and the hub with a number, else the first hub."""
-    hubs = merged_hubs(console.sample().hubs)
+    hubs = console.hubs()
     choices = hub_choices(hubs)
     by_number = {one: hub for hub in hubs for one in hub["ids"]}
     return choices, by_number.get(number or 0) or (by_number[choices[0]["id"]] if choices else None)
@@ -282,28 +245,28 @@ class Topics(_Stateless):
         sort = _text(options, "sort")
         self._sort = sort if sort in self._SORTS else self._SORTS[0]
         self._rates = Rates()
-        self._found: PacedCache[tuple[int, ...]] = PacedCache(self._find, kept_s=TOPICS_S)
+        self._found: PacedCache[str] = PacedCache(self._find, kept_s=TOPICS_S)
 
-    def _find(self, hubs: tuple[int, ...]) -> tuple[Snapshot, float]:
-        arguments = {"limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": self._sort}
-        results = self._console.server.get_many([(("topics",), {"hub": str(hub), **arguments}) for hub in hubs])
-        found = merged_topics(list(filter(None, results.answers)), MAX_TOPIC_ROWS, self._sort)
+    def _find(self, key: str) -> tuple[Snapshot, float]:
+        arguments = {"key": key, "limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": self._sort}
+        (status, page), cost_s = self._console.server.topics(arguments)
+        found: Any = page if status == 200 else {"items": [], "total": 0}
         self._rates.begin()
         rows = []
         for one in found["items"]:
             name = shown_name(one["name"])
             rate = self._rates.per_s(one["name"], one["messages"])
             rows.append({**one, "name": name, "exact": name == one["name"], "per_s": rate})
-        return {"rows": rows, "matching": found["total"], "read_s": round(monotonic(), 3)}, results.cost_s
+        return {"rows": rows, "matching": found["total"], "read_s": round(monotonic(), 3)}, cost_s
 
     def data(self) -> Snapshot:
         """See `View.data`. `read_s` changes when the figures were read again."""
         choices, hub = _chosen(self._console, self._hub)
         if hub is None:
             return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
-        everywhere = sum(one["topics"] for one in self._console.sample().hubs)
-        counts = {"total": hub["topics"], "everywhere": everywhere, "is_per_worker": len(hub["ids"]) > 1}
-        return {"hubs": choices, "hub": hub["id"], **counts, **self._found.get(tuple(hub["ids"]))}
+        everywhere = sum(one["topics"] for one in self._console.hubs())
+        counts = {"total": hub["topics"], "everywhere": everywhere}
+        return {"hubs": choices, "hub": hub["id"], **counts, **self._found.get(hub["key"])}
 
 
 class MqttList(_Stateless):
@@ -328,6 +291,7 @@ class MqttList(_Stateless):
         key: str,
     ) -> None:
         self._console, self._path, self._arguments, self._row, self._key = console, path, arguments, row, key
+        self._counter = path.removeprefix("mqtt-")
         self._hub = _number(options, "hub")
         self._order: PacedCache[tuple[int, ...]] = PacedCache(self._find)
 
@@ -335,23 +299,26 @@ class MqttList(_Stateless):
         arguments = {"limit": str(MAX_MQTT_ROWS), **self._arguments}
         results = self._console.server.get_many([((self._path,), {"hub": str(hub), **arguments}) for hub in hubs])
         pages = list(filter(None, results.answers))
-        items = [
-            {"hub": hub, **one}
-            for hub, page in zip(hubs, results.answers, strict=True)
-            for one in (page or {"items": ()})["items"]
-        ]
-        rows = [self._row(one) for one in sorted(items, key=lambda one: str(one[self._key]))[:MAX_MQTT_ROWS]]
-        return {"rows": rows, "matching": sum(page["total"] for page in pages)}, results.cost_s
+        # A session is at one worker; all workers have the same retained messages.
+        items: dict[str, dict[str, Any]] = {}
+        for hub, page in zip(hubs, results.answers, strict=True):
+            for one in (page or {"items": ()})["items"]:
+                items.setdefault(one[self._key], {"hub": hub, **one})
+        rows = [self._row(items[key]) for key in sorted(items)[:MAX_MQTT_ROWS]]
+        matching = (max if self._counter == "retained" else sum)([0, *(page["total"] for page in pages)])
+        return {"rows": rows, "matching": matching}, results.cost_s
 
     def data(self) -> Snapshot:
         """See `View.data`."""
         hubs = merged_hubs([hub for hub in self._console.sample().hubs if hub["mqtt"] is not None])
-        choices = hub_choices(hubs)
+        choices = hub_choices(hubs, self._counter)
         if not choices:
-            return {"hubs": [], "ids": [], "rows": [], "matching": 0}
+            return {"hubs": [], "ids": [], "rows": [], "matching": 0, "everywhere": 0}
         by_number = {one: hub for hub in hubs for one in hub["ids"]}
         hub = by_number.get(self._hub or 0) or by_number[choices[0]["id"]]
-        return {"hubs": choices, "hub": hub["id"], "ids": hub["ids"], **self._order.get(tuple(hub["ids"]))}
+        everywhere = sum(one[self._counter] for one in hubs)
+        found = self._order.get(tuple(hub["ids"]))
+        return {"hubs": choices, "hub": hub["id"], "ids": hub["ids"], "everywhere": everywhere, **found}
 
 
 def _sessions(console: Console, options: Options) -> View:
@@ -537,14 +504,27 @@ def _readers() -> list[Snapshot]:
     return found[:MAX_READERS]
 
 
-def _limits(console: Console) -> Snapshot:
-    """Return the limits: those that were reached first, then in descending order of their use."""
+class Limits(_Stateless):
+    """The limits: those that were reached first, then in descending order of their use."""
 
-    def fraction(row: dict[str, Any]) -> float:
-        return row["used"] / row["bound"] if row["used"] and type(row["bound"]) in (int, float) and row["bound"] else 0
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._of_clients: PacedCache[int] = PacedCache(self._find)
 
-    rows = sorted(console.limits(), key=lambda row: (not row["reached"], -fraction(row), row["title"]))
-    return {"rows": rows}
+    def _find(self, _: int) -> tuple[dict[str, Snapshot], float]:
+        (rows,), cost_s = self._console.server.get_many([(("client-limits",), {})])
+        return {row["name"]: row for row in rows or ()}, cost_s
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+
+        def fraction(row: dict[str, Any]) -> float:
+            used, bound = row["used"], row["bound"]
+            return used / bound if used and type(bound) in (int, float) and bound else 0
+
+        of_clients = self._of_clients.get(0)
+        rows = [{**row, **of_clients.get(row["name"], {})} for row in self._console.limits()]
+        return {"rows": sorted(rows, key=lambda row: (not row["reached"], -fraction(row), row["title"]))}
 
 
 class Closes(_Stateless):
@@ -642,7 +622,7 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
     "applications": Applications,
     "journals": Journals,
     "clusters": Clusters,
-    "limits": lambda console, options: Plain(lambda: _limits(console)),
+    "limits": Limits,
     "closes": Closes,
     "log": Log,
 }

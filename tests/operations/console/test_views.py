@@ -16,9 +16,9 @@ import pytest
 from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Results
 from smqrt.operations.console import source_lines as sources
-from smqrt.operations.console.gauges import Sampler, hub_names, merged_hubs, merged_topics
+from smqrt.operations.console.gauges import PacedCache, Sampler, hub_choices, hub_names, merged_hubs
 from smqrt.operations.console.live_views import MAX_PAGES, LiveViews
-from smqrt.operations.console.views import PacedCache, closed_clients, query_rows, shown_name
+from smqrt.operations.console.views import closed_clients, query_rows, shown_name
 from smqrt.operations.logs import LogTail
 from smqrt.process.current_process import AppScope, running_app
 from tests.support.waiting import wait_until
@@ -281,6 +281,7 @@ HUB: dict[str, Any] = {
 def test_hubs_with_the_same_key_are_merged() -> None:
     rows = [
         {"id": number, "key": key, "made_at": f"{key}/.preload:1", "app": "shop", "peers": peers, "topics": peers}
+        | {"mqtt": {"sessions": number % 10, "retained": 1} if key == "shop/2" else None}
         for number, key, peers in (
             (1, "shop/1", 3),
             (2, "shop/2", 1),
@@ -295,6 +296,9 @@ def test_hubs_with_the_same_key_are_merged() -> None:
         ("shop/2/.preload:1", [2, 1_000_003], 3, 3),
         ("other/1/.preload:1", [1_000_004], 5, 5),
     ]
+    assert [one["retained"] for one in merged_hubs(rows)] == [0, 1, 0], "all workers have the same"
+    assert [one["id"] for one in hub_choices(merged_hubs(rows))] == [1, 1_000_004, 2]
+    assert [one["id"] for one in hub_choices(merged_hubs(rows), "sessions")] == [2, 1, 1_000_004], "those with sessions"
 
 
 def test_hubs_have_the_names_of_their_applications() -> None:
@@ -318,25 +322,6 @@ def test_hubs_have_the_names_of_their_applications() -> None:
         "script": "run.py:3",
         "none": "hub 5",
     }
-
-
-def test_topics_with_the_same_name_are_merged() -> None:
-    def page(total: int, **subscribers: int) -> dict[str, Any]:
-        items = [
-            {"name": name, "id": 7, "subscribers": n, "observers": 1, "messages": 10 - n}
-            for name, n in subscribers.items()
-        ]
-        return {"items": items, "after": None, "total": total}
-
-    pages = [page(5, lamp=1, door=2), page(2, lamp=4, bell=3)]
-    found = merged_topics(pages, 2)
-    assert [(one["name"], one["subscribers"], one["observers"], one["messages"]) for one in found["items"]] == [
-        ("lamp", 5, 2, 15),
-        ("bell", 3, 1, 7),
-    ]
-    assert found["total"] == 6, "three that are here, and three more of one worker"
-    assert [one["name"] for one in merged_topics(pages, 2, "messages")["items"]] == ["lamp", "door"]
-    assert merged_topics([], 2) == {"items": [], "total": 0}
 
 
 # ---- queries and closed connections

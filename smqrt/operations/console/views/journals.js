@@ -3,7 +3,7 @@
 import {foreign, h, mark, section} from "../dom.js";
 import * as format from "../format.js";
 import {Table} from "../table.js";
-import {foreignName} from "./parts.js";
+import {breakable, foreignName} from "./parts.js";
 
 export function journals({live, place, ready, setSubtitle}) {
     const tables = [queryTable(), journalTable(), readerTable(), pipelineTable()];
@@ -29,7 +29,7 @@ function journalTable() {
         caption: "Journals", key: row => `${row.worker} ${row.path}`,
         none: ["No journals", "hub.create{journal=true} records the messages of a hub: see “The journal” in the manual."],
         columns: [
-            {label: "Journal", signature: row => [row.name, row.path], cell: row => [h("span", {class: "name"}, foreign(row.name)), h("span", {class: "second mono"}, foreign(row.path))]},
+            {label: "Journal", signature: row => [row.name, row.path], cell: row => [h("span", {class: "name"}, foreign(row.name)), row.worker !== undefined && h("span", {class: "second"}, `worker ${row.worker}`), h("span", {class: "second mono"}, foreign(breakable(row.path)))]},
             {label: "State", signature: row => row.alarm, cell: row => row.alarm ? mark("bad", "waiting for the disk") : mark("good", "writing")},
             {label: "Messages", number: true, text: row => format.count(row.rows)},
             {label: "Written", number: true, text: row => format.bytes(row.bytes)},
@@ -54,7 +54,7 @@ function queryTable() {
         none: ["No queries", "A query of a pipeline is shown here after it has started: see “Pipelines” in the manual."],
         columns: [
             {label: "Query", named: true, signature: row => [row.name, row.kind, row.path, row.error], cell: row => [
-                h("span", {class: "name"}, foreignName(row.name)), h("span", {class: "second"}, row.kind && `${row.kind} of `, foreign(row.path)),
+                h("span", {class: "name"}, foreignName(row.name)), h("span", {class: "second"}, row.kind && `${row.kind} of `, foreign(breakable(row.path))),
                 row.error && h("span", {class: "second failure"}, foreign(row.error))]},
             {label: "State", signature: row => [row.state, row.error], cell: row => mark(row.state in QUERY_STATES && row.error && QUERY_STATES[row.state] === "good" ? "warn" : QUERY_STATES[row.state] ?? "off", QUERY_WORDS[row.state] ?? row.state)},
             {label: "Lag", number: true, text: row => row.lag_s === null ? "–" : row.lag_s < 1 ? "< 1 s" : format.duration(row.lag_s), alert: row => row.lag_s > LATE_S},
@@ -71,7 +71,7 @@ function pipelineTable() {
         caption: "Pipelines", key: row => row.path,
         none: ["No pipelines", "smqrt serve --pipelines runs the pipelines of all applications: see “Pipelines” in the manual."],
         columns: [
-            {label: "Application", signature: row => row.path, cell: row => h("span", {class: "mono"}, foreign(row.path))},
+            {label: "Application", signature: row => row.path, cell: row => h("span", {class: "mono"}, foreign(breakable(row.path)))},
             {label: "Process", signature: row => row.state, cell: row => mark(STATES[row.state] ?? "off", WORDS[row.state] ?? row.state)},
         ],
     });

@@ -7,7 +7,7 @@ import {breakable, foreignName} from "./parts.js";
 
 export function limits({live, place, ready, setSubtitle}) {
     const used = limitTable("Limits in use", true), unused = limitTable("Unused limits", false);
-    const note = h("p", {class: "note"}, "A client that reaches a limit is refused, with a reason where the protocol has one. “In use” is the fullest hub, address or worker.");
+    const note = h("p", {class: "note"}, "A client that reaches a limit is refused, with a reason where the protocol has one. “In use” is the fullest hub, client, address or worker.");
     const part = section("In use or reached"), summary = h("summary", {class: "section-head"});
     part.append(used.element, note);
     const rest = h("details", {class: "section"}, summary, unused.element);

@@ -20,7 +20,7 @@ const FIGURES = [
 ];
 
 const CHARTS = [
-    ["Messages per second", [{label: "published", name: "in_per_s"}, {label: "copies to subscribers", name: "out_per_s"}], format.rate],
+    ["Messages per second", [{label: "published", name: "in_per_s"}, {label: "copies", name: "out_per_s"}], format.rate],
     ["Peers", [{label: "connected", name: "peers"}], format.count, {minimum: 4}],
     ["Loop latency", [{label: "longest turn, ms", name: "loop_ms"}], format.milliseconds],
     ["CPU", [{label: "of one core, %", name: "cpu_percent"}], format.percent],
@@ -54,7 +54,7 @@ export function overview({live, history, place, ready, setSubtitle}) {
             draw();
         }
         const {server} = data;
-        const processes = server.workers ? `${server.workers} workers` : `process ${server.pid}`;
+        const processes = server.workers ? format.plural(server.workers, "worker") : `process ${server.pid}`;
         setSubtitle(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${processes}${server.state === "serving" ? "" : ` · ${server.state}`}`);
         showAlerts(alerts, data.alerts);
         listeners.update(data.listeners);

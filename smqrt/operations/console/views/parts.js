@@ -5,8 +5,8 @@ import * as format from "../format.js";
 
 const SHOWN = 48;
 
-// A text that may break after separators.
-export const breakable = text => text.split(/(?<=[-/._:=])(?=.)/).flatMap((word, index) => index ? [h("wbr"), word] : [word]);
+// A text that may break after separators, but not in the name of a hidden file.
+export const breakable = text => text.split(/(?<=[-/_:=]|[^/]\.)(?=.)/).flatMap((word, index) => index ? [h("wbr"), word] : [word]);
 
 // A name from a client: short in a table, complete in the tooltip. Long names break after separators, not within words.
 export function foreignName(text, attributes = {}) {
@@ -18,9 +18,9 @@ export function foreignName(text, attributes = {}) {
 export const address = row => h("span", {class: "mono"}, foreign(row.address));
 
 // A count of the chosen hub, and of all hubs if there are several.
-export const countOfHub = ({hubs, hub, total, everywhere, is_per_worker: isPerWorker}, word) => {
+export const countOfHub = ({hubs, hub, total, everywhere}, word) => {
     const name = hubs.find(({id}) => id === hub)?.name, counted = format.plural(total ?? 0, word);
-    return `${counted}${hubs.length > 1 ? ` of ${name}, ${format.count(everywhere)} in all hubs` : ""}${isPerWorker ? "; each worker counts its own" : ""}`;
+    return `${counted}${hubs.length > 1 ? ` of ${name}, ${format.count(everywhere)} in all hubs` : ""}`;
 };
 
 // A selection of the hub; hidden with a single hub.

@@ -5,7 +5,7 @@ import {confirm, dialog} from "../dialog.js";
 import {foreign, h} from "../dom.js";
 import * as format from "../format.js";
 import {facts, list, NO_MQTT} from "./list.js";
-import {foreignName} from "./parts.js";
+import {countOfHub, foreignName} from "./parts.js";
 
 const expires = row => row.expires_in_s === null ? "never" : `in ${format.duration(row.expires_in_s)}`;
 
@@ -31,7 +31,7 @@ export function retained(context) {
             [hubs, matching] = [data.ids, data.matching];
             button.disabled = !options.find || !matching;
             button.title = options.find ? "" : "Enter a topic filter first; # matches all topics.";
-            context.setSubtitle(format.plural(matching, "message"));
+            context.setSubtitle(countOfHub({...data, total: matching}, "message"));
         },
         none: (data, options) => !data.hubs.length ? NO_MQTT
             : options.find ? ["No retained message matches", "In a filter, + stands for one level of a topic and # for the rest."]

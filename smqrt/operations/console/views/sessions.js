@@ -5,7 +5,7 @@ import {confirm, dialog} from "../dialog.js";
 import {foreign, h} from "../dom.js";
 import * as format from "../format.js";
 import {facts, list, NO_MQTT} from "./list.js";
-import {foreignName} from "./parts.js";
+import {countOfHub, foreignName} from "./parts.js";
 
 const STATES = [["all", "all"], ["connected", "connected"], ["offline", "without a connection"]];
 const NEVER_S = 0xffffffff;
@@ -32,7 +32,7 @@ export function sessions(context) {
             {label: "Lost", number: true, text: row => format.count(row.lost), alert: row => row.lost > 0},
             {label: "Expiry", number: true, wide: true, text: row => expiry(row.expiry_s)},
         ],
-        update: data => context.setSubtitle(format.plural(data.matching, "session")),
+        update: data => context.setSubtitle(countOfHub({...data, total: data.matching}, "session")),
         none: (data, options) => !data.hubs.length ? NO_MQTT
             : options.find || options.state !== "all" ? ["No session matches", "Search for a part of a client identifier or of a user."]
             : ["No sessions yet", "An MQTT client has a session while it is connected, and afterwards for its expiry."],
