@@ -254,8 +254,8 @@ class ClusterMqtt(Protocol):
         """Called with the session of a client that is accepted, before it gets messages."""
 
     @property
-    def is_unsure(self) -> Callable[[str], bool]:
-        """Returns whether a lost node may have had the session of a client id when its client connected here."""
+    def is_doubtful(self) -> Callable[[str], bool]:
+        """Returns whether the session of a client id is new because a node was lost that may have the former one."""
 
     def send_large(self, topic: Topic, batch: Any) -> tuple[int, int]:
         """Send a message that does not fit an SMQ packet; return the numbers of nodes that get it, and miss it."""

@@ -96,7 +96,7 @@ class ClusteredBroker:
         self.streams.on_caught_up = self.sessions.caught_up
         self.mqtt.session_connected = self.sessions.connected
         self.mqtt.take_session = self.sessions.take
-        self.mqtt.is_unsure = self.sessions.is_unsure
+        self.mqtt.is_doubtful = self.sessions.is_doubtful
         self.mqtt.on_session_message = self.sessions.on_message
         self.routing = ClusterRouting(
             state, self.clients, self.lost, self.migration, self.values, self.waits, self.mqtt

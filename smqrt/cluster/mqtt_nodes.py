@@ -55,7 +55,7 @@ class MqttNodes:
 
     Attributes:
         filters: the filters of other nodes.
-        retained_changed, take_session, session_connected, is_unsure: see `ClusterMqtt`.
+        retained_changed, take_session, session_connected, is_doubtful: see `ClusterMqtt`.
         on_session_message: called with a message of another node for one session.
     """
 
@@ -65,7 +65,7 @@ class MqttNodes:
         self.retained_changed: Callable[[bytes], object] = lambda name: None
         self.take_session: TakeSession = lambda client_id, user, is_clean: True
         self.session_connected: Callable[[Device], object] = lambda device: None
-        self.is_unsure: Callable[[str], bool] = lambda client_id: False
+        self.is_doubtful: Callable[[str], bool] = lambda client_id: False
         self.on_session_message: Callable[[Numbered], object] = lambda found: None
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""

@@ -87,6 +87,15 @@ class _Move:
         self.result: Deferred[bool] = Deferred()
 
 
+def _set_bounded(of: dict[str, None], key: str, is_set: bool) -> None:
+    """Add a key to those that are remembered, or remove it; above `MAX_UNSURE`, the oldest one is forgotten."""
+    of.pop(key, None)
+    if is_set:
+        of[key] = None
+        if len(of) > MAX_UNSURE:
+            del of[next(iter(of))]
+
+
 def _messages(device: Device) -> list[Message]:
     """Return the messages in flight and those that wait in a session."""
     return [one for one in (*device.in_flight.values(), *device.waiting) if one is not None]
@@ -144,6 +153,8 @@ class SessionMoves:
         self._is_sending = False
         self._unsure: dict[str, None] = {}
         """Client ids of sessions that began while a node was lost, which may have messages for them."""
+        self._doubtful: dict[str, None] = {}
+        """Client ids of new sessions, while a node was lost that may have the former one."""
         self._last = 0
         self._handlers: dict[str, Callable[[RemoteNode, Json], object]] = {
             "take": self._on_take,
@@ -171,7 +182,9 @@ class SessionMoves:
         """See `ClusterMqtt.take_session`."""
         asked, broker = self._nodes.asked(), self._state.broker
         self._remember(client_id, is_clean, self._nodes.has_lost)
-        lost = [] if is_clean or self._has_own(client_id) else self._returning()
+        has_own = self._has_own(client_id)
+        _set_bounded(self._doubtful, client_id, self._nodes.has_lost and not (is_clean or has_own))
+        lost = [] if is_clean or has_own else self._returning()
         if not asked and not lost:
             return True
         self._last += 1
@@ -227,16 +240,12 @@ class SessionMoves:
 
     def _remember(self, client_id: str, is_clean: bool, is_unsure: bool) -> None:
         """Remember whether a node that could not be asked may have messages for a client."""
-        if is_clean:
-            self._unsure.pop(client_id, None)
-        elif is_unsure:
-            self._unsure[client_id] = None
-            if len(self._unsure) > MAX_UNSURE:
-                del self._unsure[next(iter(self._unsure))]
+        if is_clean or is_unsure:
+            _set_bounded(self._unsure, client_id, not is_clean)
 
-    def is_unsure(self, client_id: str) -> bool:
+    def is_doubtful(self, client_id: str) -> bool:
         """See `ClusterMqtt`."""
-        return client_id in self._unsure
+        return client_id in self._doubtful
 
     def _on_answer(self, node: RemoteNode, answer: Json) -> None:
         move = self._moves.get(answer["request"])
@@ -289,6 +298,8 @@ class SessionMoves:
         leaving = self._leaving.get(move.client_id)
         is_leaving = leaving is not None and leaving.device is own
         youngest = min(move.found, key=lambda one: one[0], default=None)
+        if own is not None or youngest is not None or not (move.waiting or move.lost):
+            self._doubtful.pop(move.client_id, None)
         is_own_younger = own and youngest and not is_leaving and self._age_s(own) <= youngest[0]
         if youngest is None or devices is None or move.is_denied or is_own_younger:
             if own is not None and move.found and own.origins is None:  # messages of the older sessions follow

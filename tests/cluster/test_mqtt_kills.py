@@ -232,10 +232,37 @@ def test_a_client_that_has_not_seen_that_its_session_is_lost_is_told_again(is_an
 
 
 def test_a_session_without_anything_is_kept_at_other_times() -> None:
-    cluster = with_reader()
+    cluster = with_reader(wait_s=5)
     Device(cluster, 0, "empty").lost()
     cluster.write(0)
-    kept = Device(cluster, 0, "empty")
+    cluster.kill(1)
+    for _ in range(2):
+        kept = Device(cluster, 0, "empty")
+        cluster.write(0)
+        kept.settle()
+        assert kept.is_kept
+        kept.lost()
+    cluster.start(1)
+    moved = Device(cluster, 1, "empty")
+    cluster.write(1)
     cluster.write(0)
-    kept.settle()
-    assert kept.is_kept
+    moved.settle()
+    assert moved.is_kept
+
+
+def test_a_session_without_anything_that_comes_from_a_lost_node_is_kept() -> None:
+    cluster = with_reader(wait_s=5)
+    Device(cluster, 1, "empty").lost()
+    cluster.write(1)
+    cluster.kill(1)
+    waiting_device = Device(cluster, 0, "empty")
+    cluster.start(1)
+    cluster.write(0)
+    waiting_device.settle()
+    assert waiting_device.is_kept
+    waiting_device.lost()
+    cluster.write(0)
+    again = Device(cluster, 0, "empty")
+    cluster.write(0)
+    again.settle()
+    assert again.is_kept

@@ -641,7 +641,7 @@ class Devices(DeliveryQueue):
             self.relieved(device)
         cluster = self.broker.cluster
         # The client may not know that it has lost its session, and would not subscribe again to one that is kept.
-        is_doubtful = cluster is not None and device.is_blank and cluster.mqtt.is_unsure(device.client_id)
+        is_doubtful = cluster is not None and device.is_blank and cluster.mqtt.is_doubtful(device.client_id)
         if not device.expiry_s or is_doubtful:
             self.end(device)
             return
