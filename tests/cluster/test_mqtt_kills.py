@@ -266,3 +266,24 @@ def test_a_session_without_anything_that_comes_from_a_lost_node_is_kept() -> Non
     cluster.write(0)
     again.settle()
     assert again.is_kept
+
+
+def test_a_reader_and_a_publisher_that_connect_to_another_node_after_a_crash() -> None:
+    cluster = with_reader(wait_s=5)
+    Device(cluster, 0, "moving", qos=2).subscribe("a").lost()
+    publisher = Device(cluster, 0, "writer")
+    cluster.write(0)
+    publisher.publish("a", b"x", 7, 2)
+    before_the_forwarding(cluster)
+    cluster.kill(0)
+    moving, again = Device(cluster, 1, "moving", qos=2), Device(cluster, 1, "writer")
+    cluster.start(0)
+    cluster.write(1)
+    assert moving.take() == [b"x"]
+    again.settle()
+    assert again.is_kept
+    again.publish("a", b"x", 7, 2, dup=True)
+    cluster.write(1)
+    cluster.write(0)
+    assert moving.take() == [], "it was in the session that has moved"
+    assert waiting(cluster, 1) == [b"x"]

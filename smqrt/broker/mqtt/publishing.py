@@ -358,8 +358,9 @@ class PublishingClient(MqttSession):
             else:
                 topic.settle()
                 topic.deliver(batch)
-        batch.origin |= AGAIN
-        cluster.mqtt.send_large(topic, batch)
+        again = batch.like(batch)  # the other one is delivered later
+        again.origin |= AGAIN
+        cluster.mqtt.send_large(topic, again)
 
     def _name_of(self, message: PublishPacket) -> bytes:
         alias = message.properties.get("topicalias")
