@@ -17,6 +17,14 @@ def waiting(cluster: FileCluster, at: int, client_id: str = "reader") -> list[by
     return [one.payload for one in (*device.in_flight.values(), *device.waiting) if one is not None]
 
 
+def connected(cluster: FileCluster, at: int, client_id: str) -> Device:
+    """A client whose CONNACK has waited for the file."""
+    device = Device(cluster, at, client_id)
+    cluster.write(at)
+    device.settle()
+    return device
+
+
 def with_reader(at: int = 1, wait_s: float = 0.0) -> FileCluster:
     """A cluster with a session without a connection, which is saved."""
     cluster = FileCluster(wait_s)
@@ -147,9 +155,7 @@ def test_connect_waits_for_a_bounded_time() -> None:
     cluster.write(0)
     device.settle()
     assert device.is_kept is False
-    later = Device(cluster, 0, "later")
-    cluster.write(0)
-    later.settle()
+    later = connected(cluster, 0, "later")
     assert later.is_kept is False, "the node has been lost for too long"
 
 
@@ -220,14 +226,10 @@ def test_a_client_that_has_not_seen_that_its_session_is_lost_is_told_again(is_an
         assert device.is_kept is False
     device.lost()
     cluster.write(0)
-    again = Device(cluster, 0, "reader")
-    cluster.write(0)
-    again.settle()
+    again = connected(cluster, 0, "reader")
     assert again.is_kept is False
     again.subscribe("b").lost()
-    kept = Device(cluster, 0, "reader")
-    cluster.write(0)
-    kept.settle()
+    kept = connected(cluster, 0, "reader")
     assert kept.is_kept
 
 
@@ -237,9 +239,7 @@ def test_a_session_without_anything_is_kept_at_other_times() -> None:
     cluster.write(0)
     cluster.kill(1)
     for _ in range(2):
-        kept = Device(cluster, 0, "empty")
-        cluster.write(0)
-        kept.settle()
+        kept = connected(cluster, 0, "empty")
         assert kept.is_kept
         kept.lost()
     cluster.start(1)
@@ -262,9 +262,7 @@ def test_a_session_without_anything_that_comes_from_a_lost_node_is_kept() -> Non
     assert waiting_device.is_kept
     waiting_device.lost()
     cluster.write(0)
-    again = Device(cluster, 0, "empty")
-    cluster.write(0)
-    again.settle()
+    again = connected(cluster, 0, "empty")
     assert again.is_kept
 
 
