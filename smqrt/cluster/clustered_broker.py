@@ -369,6 +369,7 @@ class ClusteredBroker:
 
     def _not_returned(self, absent: AbsentNode) -> None:
         self.sessions.forgotten(absent)
+        self.mqtt.send_postponed()
         stream = absent.stream
         if stream is not None and all(one.stream is not stream for one in self.remotes):
             self.streams.end(stream)

@@ -123,13 +123,14 @@ class AbsentNode:
         leaving: its bits in sets of nodes, until its topics and filters are removed there.
         identity, stream: see `RemoteNode`.
         has_mqtt: whether its hub has MQTT clients.
+        is_unknown: whether it has not sent its filters to this process, see `AbsentNodes.expect`.
     """
 
     def __init__(self, bit: int, identity: bytes, stream: MessageStream | None) -> None:
         self.bit, self.identity, self.stream = bit, identity, stream
         self.number = self.leaving = 0
         self.lost_s = self.until_s = 0.0
-        self.has_mqtt = True
+        self.has_mqtt, self.is_unknown = True, False
         self._id, self._epoch = b"", 0
         self._process: tuple[bytes, int] | None = None
         self._place: tuple[str, int] | None = None
@@ -222,9 +223,14 @@ class AbsentNodes:
         self._bits |= absent.bit
         self._counted |= absent.bit
         absent.lost_s = self._state.broker.clock()
-        absent.until_s = absent.lost_s + self.kept_s
+        absent.until_s, absent.is_unknown = absent.lost_s + self.kept_s, True
         self.nodes.append(absent)
         self.add_filter(absent, "#", Wanted.MESSAGES)
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether there may be shared subscriptions of which this process does not know."""
+        return any(one.is_unknown for one in self.nodes)
 
     def add_topics(self, absent: AbsentNode, keys: list[Key]) -> None:
         """Record topics with subscribers at a lost node, except those announced again since its return."""

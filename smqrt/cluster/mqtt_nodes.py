@@ -6,6 +6,7 @@ it the messages with the name of the topic, until that node has created the topi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from math import ceil, inf
 
@@ -20,7 +21,7 @@ from smqrt.broker.state import BrokerPeer, TakeSession
 from smqrt.broker.topics import Topic
 from smqrt.cluster.leaving_nodes import AbsentNode, AbsentNodes, HubMigration
 from smqrt.cluster.mqtt_filters import RemoteFilters, RemoteGroup
-from smqrt.cluster.mqtt_streams import Entry, MqttStreams
+from smqrt.cluster.mqtt_streams import ENTRY_BYTES, Entry, MqttStreams
 from smqrt.cluster.remote_node import RemoteNode, count_messages
 from smqrt.cluster.state import ClusterState
 from smqrt.errors import CloseReason, ProtocolError
@@ -69,6 +70,9 @@ class MqttNodes:
         self.on_session_message: Callable[[Numbered], object] = lambda found: None
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""
+        self._postponed: deque[tuple[bytes, MqttBatch, Collection[str]]] = deque()
+        """Messages for shared subscriptions that this process may not know yet: topic, batch, and which have got it."""
+        self._postponed_bytes = 0
         self._changed: dict[str, None] = {}
         """Filters of other nodes that have changed since the routes were last checked."""
         devices, handlers = state.broker.devices, state.broker.handler_filters
@@ -357,7 +361,7 @@ class MqttNodes:
 
     def has_groups(self, name: bytes) -> bool:
         """See `ClusterMqtt`."""
-        return self.filters.has_groups(name) or self._lost.filters.has_groups(name)
+        return self.filters.has_groups(name) or self._lost.filters.has_groups(name) or self._lost.has_unknown
 
     def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str] | None) -> Iterator[None]:
         """See `ClusterMqtt`."""
@@ -375,6 +379,29 @@ class MqttNodes:
             elif not self._send_to_group(group, name, batch, bits) and self._lost.nodes:
                 self._keep_for_group(group.text, group.connected | group.offline, name, batch)
             yield
+        if self._lost.has_unknown and isinstance(batch, MqttBatch) and batch.qos:
+            self._postpone(name, batch, known)
+
+    def _postpone(self, name: bytes, batch: MqttBatch, known: Collection[str]) -> None:
+        """Keep a batch until all nodes are linked to which the former process of this hub was linked."""
+        self._postponed.append((name, batch, known))
+        self._postponed_bytes += len(batch) + len(batch.large or b"") + ENTRY_BYTES
+        while self._postponed_bytes > self._streams.limit_bytes >> 2:
+            _, oldest, _ = self._postponed.popleft()
+            self._postponed_bytes -= len(oldest) + len(oldest.large or b"") + ENTRY_BYTES
+            self._broker.stats.drop(Drop.LINK_LOST, count_messages(oldest))
+
+    def send_postponed(self) -> None:
+        """Send the postponed messages, if all nodes are known now."""
+        if self._postponed and not self._lost.has_unknown:
+            postponed, self._postponed, self._postponed_bytes = self._postponed, deque(), 0
+            run_in_background(self._send_all(postponed))
+
+    def _send_all(self, postponed: deque[tuple[bytes, MqttBatch, Collection[str]]]) -> Iterator[None]:
+        while postponed:
+            name, batch, known = postponed.popleft()
+            if batch.expires_s > self._broker.clock():
+                yield from self.send_to_groups(name, batch, known)
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """See `ClusterMqtt`."""

@@ -136,7 +136,7 @@ class FileCluster(MqttCluster):
             self.network.break_link(link)
         self.settle()
 
-    def start(self, at: int) -> None:
+    def start(self, at: int, is_linked: bool = True) -> None:
         """Start it again, with its file."""
         hub = self.hubs[at] = MqttHub()
         hub.now_s = self.hubs[1 - at].now_s
@@ -144,7 +144,8 @@ class FileCluster(MqttCluster):
         node = self.nodes[at] = self.network.node(number=at + 1)
         self.members[at] = node.join(hub.broker, "hub")
         self.members[at].sessions.wait_s, self.members[at].sessions.transit_s = self._wait_s, 0.0
-        self.network.connect(self.nodes[0], self.nodes[1])
+        if is_linked:
+            self.network.connect(self.nodes[0], self.nodes[1])
         self.settle()
         self.write(at)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from smqrt.broker.outbox import Drop
 from smqrt.wire.mqtt.fields import PacketType
 from smqrt.wire.mqtt.packets import encode_acknowledgement
 from tests.cluster.mqtt_hubs import Device, FileCluster
@@ -285,3 +286,47 @@ def test_a_reader_and_a_publisher_that_connect_to_another_node_after_a_crash() -
     cluster.write(0)
     assert moving.take() == [], "it was in the session that has moved"
     assert waiting(cluster, 1) == [b"x"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("has_other", [False, True], ids=["no subscriber here", "a subscriber here"])
+def test_messages_that_are_published_before_the_links_are_back_reach_groups(qos: int, has_other: bool) -> None:
+    cluster = FileCluster()
+    for number in (1, 2):
+        Device(cluster, 1, f"worker{number}", qos=2).subscribe(f"$share/g{number}/a").lost()
+    if has_other:
+        Device(cluster, 0, "other", qos=2).subscribe("a", "$share/g2/a").lost()
+    publisher = Device(cluster, 0, "writer")
+    cluster.write(0)
+    cluster.write(1)
+    cluster.kill(0)
+    cluster.start(0, is_linked=False)
+    publisher = connected(cluster, 0, "writer")
+    publisher.publish("a", b"x", 7, qos)
+    cluster.write(0)
+    publisher.settle()
+    assert publisher.acknowledged == [7]
+    cluster.heal(0, 1)
+    for at in (0, 1, 0):
+        cluster.write(at)
+    assert waiting(cluster, 1, "worker1") == [b"x"]
+    assert waiting(cluster, 1, "worker2") == ([] if has_other else [b"x"]), "its group has a client here"
+
+
+def test_messages_that_wait_for_nodes_are_limited() -> None:
+    cluster = FileCluster()
+    Device(cluster, 1, "worker", qos=1).subscribe("$share/g/a").lost()
+    cluster.write(0)
+    cluster.write(1)
+    cluster.kill(0)
+    cluster.start(0, is_linked=False)
+    cluster.members[0].streams.limit_bytes = 8 * 520 + 4
+    for number in range(5):
+        cluster.hubs[0].publish(b"a", b"%d" % number, qos=1)
+    cluster.members[0].streams.limit_bytes = 1 << 20
+    dropped = cluster.hubs[0].broker.stats.drops[Drop.LINK_LOST]
+    cluster.heal(0, 1)
+    for at in (0, 1, 0):
+        cluster.write(at)
+    assert waiting(cluster, 1, "worker") == [b"3", b"4"]
+    assert dropped >= 3
