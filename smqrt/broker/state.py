@@ -273,13 +273,16 @@ class ClusterMqtt(Protocol):
     def has_groups(self, name: bytes) -> bool:
         """Return whether other nodes have shared subscriptions that match a topic."""
 
-    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str] | None) -> Iterator[None]:
+    def send_to_groups(
+        self, name: bytes, batch: bytes, own: Collection[str], leaves_own: bool = False
+    ) -> Iterator[None]:
         """Send a batch of this hub to one client of each shared subscription of other nodes, in portions.
 
         Args:
             name: the name of the topic.
             batch: the messages.
-            own: shared subscriptions that are left out; None for those that this hub has then.
+            own: shared subscriptions that are left out.
+            leaves_own: whether those that this hub has then are left out, too.
         """
 
     def forward_to_group(self, text: str, name: bytes, batch: bytes) -> None:

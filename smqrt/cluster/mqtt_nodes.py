@@ -37,6 +37,8 @@ MAX_FILTERS = 100_000
 """The maximum number of filters of one node. With more, it gets all messages."""
 FILTER_BYTES = 400
 """The approximate memory for a filter of another node, without its text."""
+GROUP_BYTES = 100
+"""The approximate memory for a shared subscription in a set."""
 GROUP_TRIES, GROUP_TRY_S = 5, 0.5
 """How often, and after which time, a hub looks for a client of a shared subscription that has left another node."""
 PORTION_ITEMS = 64
@@ -70,8 +72,8 @@ class MqttNodes:
         self.on_session_message: Callable[[Numbered], object] = lambda found: None
         self._own: dict[str, int] = {}
         """The filters that other nodes know of this hub."""
-        self._postponed: deque[tuple[bytes, MqttBatch, Collection[str]]] = deque()
-        """Messages for shared subscriptions that this process may not know yet: topic, batch, and which have got it."""
+        self._postponed: deque[tuple[bytes, MqttBatch, Collection[str], bool]] = deque()
+        """Messages for shared subscriptions that this process may not know yet, see `_postpone`."""
         self._postponed_bytes = 0
         self._changed: dict[str, None] = {}
         """Filters of other nodes that have changed since the routes were last checked."""
@@ -351,11 +353,15 @@ class MqttNodes:
         def send(batch: bytes) -> None:
             devices = self._broker.devices
             if devices is None or (isinstance(batch, MqttBatch) and batch.origin & AGAIN):
-                run_at_once(self.send_to_groups(name, batch, None), self._broker.clock)
-            elif not isinstance(batch, MqttBatch):
+                run_at_once(self.send_to_groups(name, batch, (), True), self._broker.clock)
+                return
+            if not isinstance(batch, MqttBatch):
                 devices.put(ArrivedBatch.of(batch, OTHER_GROUPS))
             elif topic not in devices.by_topic:
                 devices.put(batch)
+            waits = devices.ledger is not None and devices.ledger.waits
+            if isinstance(batch, MqttBatch) and batch.qos and not waits and not devices.is_behind:
+                devices.flush()  # links are written before PUBACK
 
         return send
 
@@ -363,13 +369,15 @@ class MqttNodes:
         """See `ClusterMqtt`."""
         return self.filters.has_groups(name) or self._lost.filters.has_groups(name) or self._lost.has_unknown
 
-    def send_to_groups(self, name: bytes, batch: bytes, own: Collection[str] | None) -> Iterator[None]:
+    def send_to_groups(
+        self, name: bytes, batch: bytes, own: Collection[str], leaves_own: bool = False
+    ) -> Iterator[None]:
         """See `ClusterMqtt`."""
         connected = yield from self.filters.groups(name)
         lost = yield from self._lost.filters.groups(name)
-        devices, known = self._broker.devices, set(own or ())
+        devices, known = self._broker.devices, set(own)
         for group in (*connected, *lost):
-            is_own = own is None and devices is not None and devices.filters.group(group.text) is not None
+            is_own = leaves_own and devices is not None and devices.filters.group(group.text) is not None
             if is_own or group.text in known:
                 continue
             known.add(group.text)
@@ -380,15 +388,24 @@ class MqttNodes:
                 self._keep_for_group(group.text, group.connected | group.offline, name, batch)
             yield
         if self._lost.has_unknown and isinstance(batch, MqttBatch) and batch.qos:
-            self._postpone(name, batch, known)
+            self._postpone(name, batch, known, leaves_own)
 
-    def _postpone(self, name: bytes, batch: MqttBatch, known: Collection[str]) -> None:
-        """Keep a batch until all nodes are linked to which the former process of this hub was linked."""
-        self._postponed.append((name, batch, known))
-        self._postponed_bytes += len(batch) + len(batch.large or b"") + ENTRY_BYTES
+    def _postpone(self, name: bytes, batch: MqttBatch, known: Collection[str], leaves_own: bool) -> None:
+        """Keep a batch until all nodes are linked to which the former process of this hub was linked.
+
+        Args:
+            name: the name of the topic.
+            batch: the messages.
+            known: shared subscriptions that have got them.
+            leaves_own: see `ClusterMqtt.send_to_groups`.
+        """
+        later = batch.like(batch)
+        later.received, later.is_delivered = None, True  # their packet identifiers are saved, and free again then
+        self._postponed.append((name, later, known, leaves_own))
+        self._postponed_bytes += _memory_of(later, known)
         while self._postponed_bytes > self._streams.limit_bytes >> 2:
-            _, oldest, _ = self._postponed.popleft()
-            self._postponed_bytes -= len(oldest) + len(oldest.large or b"") + ENTRY_BYTES
+            _, oldest, known, _ = self._postponed.popleft()
+            self._postponed_bytes -= _memory_of(oldest, known)
             self._broker.stats.drop(Drop.LINK_LOST, count_messages(oldest))
 
     def send_postponed(self) -> None:
@@ -397,11 +414,11 @@ class MqttNodes:
             postponed, self._postponed, self._postponed_bytes = self._postponed, deque(), 0
             run_in_background(self._send_all(postponed))
 
-    def _send_all(self, postponed: deque[tuple[bytes, MqttBatch, Collection[str]]]) -> Iterator[None]:
+    def _send_all(self, postponed: deque[tuple[bytes, MqttBatch, Collection[str], bool]]) -> Iterator[None]:
         while postponed:
-            name, batch, known = postponed.popleft()
+            name, batch, known, leaves_own = postponed.popleft()
             if batch.expires_s > self._broker.clock():
-                yield from self.send_to_groups(name, batch, known)
+                yield from self.send_to_groups(name, batch, known, leaves_own)
 
     def send_to_group(self, text: str, name: bytes, batch: bytes) -> bool:
         """See `ClusterMqtt`."""
@@ -547,10 +564,13 @@ class MqttNodes:
         if isinstance(batch, MqttBatch):
             batch.origin, batch.arrived = origin, arrived
             batch.is_delivered = arrived is None
+        text = found.group.decode("utf-8", "replace")
         if topic is not None:
             broker.devices.put(batch)
+        elif broker.devices.filters.group(text) is not None:  # the limit of topics is reached: others can't help
+            broker.stats.drop(Drop.UNROUTED, smq.count_frames(found.frames))
         else:
-            self.forward_to_group(found.group.decode("utf-8", "replace"), found.name, batch)
+            self._streams.in_order(lambda: self.forward_to_group(text, found.name, batch))
 
     def _wanted_topic(self, name: bytes) -> Topic | None:
         """Return the topic with this name; it is created if a filter matches it."""
@@ -575,6 +595,11 @@ class MqttNodes:
         batch = mqtt_batch(frames, found.qos, found.retain, found.properties, expires_s)
         batch.large, batch.group = found.large, group
         return batch
+
+
+def _memory_of(batch: MqttBatch, groups: Collection[str]) -> int:
+    """Return the memory of a postponed batch, approximately."""
+    return len(batch) + len(batch.properties) + len(batch.large or b"") + ENTRY_BYTES + GROUP_BYTES * len(groups)
 
 
 def left_ms_of(expires_s: float, now_s: float) -> int:

@@ -58,6 +58,8 @@ LATE_S = 0.1
 """Time between two portions of messages that arrive at the former node of a session."""
 LEAVING_S = 10.0
 """The maximum time for which a session that was handed over receives messages for the other node."""
+CONFIRM_S = 120.0
+"""The maximum time for which the other node may save the session, before it ends here."""
 MAX_UNSURE = 10_000
 """The maximum number of client ids that are remembered because a lost node may have a session of them."""
 PORTION_BYTES = 256 << 10
@@ -118,12 +120,13 @@ class _Leaving:
         handed: the waiting messages that were handed over; they stay in the session until the node has confirmed.
         is_done: whether the node has confirmed.
         groups: the shared subscriptions that it has left here since then.
-        until_s: when it ends here.
+        begun_s, until_s: when it was handed over, and when it ends here.
     """
 
     def __init__(self, node: RemoteNode, device: Device, handed: list[Message], until_s: float) -> None:
         self.node, self.device, self.handed, self.until_s = node, device, handed, until_s
         self.stream = node.stream if node.send_queue.version >= cluster_mqtt.SESSION_VERSION else None
+        self.begun_s = until_s - LEAVING_S
         self.is_done = False
         self.groups: dict[str, Options] = {}
 
@@ -361,6 +364,7 @@ class SessionMoves:
             ids: ids of messages that the session has already.
         """
         device.origins = seen = SeenIds(known, device.devices.arrivals.delivered)
+        until_s = self._state.broker.clock() + self._lost.kept_s
         for one in ids:
             seen.is_new(one)
 
@@ -368,7 +372,8 @@ class SessionMoves:
             if device.origins is not seen:
                 return
             is_followed = any(seen.former and node.identity == seen.former for node in self._state.remotes)
-            if is_followed or self._nodes.has_lost or device.client_id in self._unsure:
+            is_young = self._state.broker.clock() < until_s
+            if self._nodes.has_lost or (is_young and (is_followed or device.client_id in self._unsure)):
                 self._state.broker.call_later(LEAVING_S, forget)
             else:
                 device.origins = None
@@ -378,10 +383,9 @@ class SessionMoves:
 
     def connected(self, device: Device) -> None:
         """Prepare a session that has a connection now."""
-        leaving = self._leaving.get(device.client_id)
+        leaving = self._leaving.pop(device.client_id, None)
         if leaving is not None and leaving.device is device:
             device.origins = None
-            del self._leaving[device.client_id]
             for text, options in leaving.groups.items():
                 run_at_once(device.devices.subscribe(device, text, options), self._state.broker.clock)
         if device.origins is None and device.client_id in self._unsure:
@@ -410,11 +414,15 @@ class SessionMoves:
             identifiers = bytes.fromhex(packet["identifiers"])
             message = Message(sent.name, payload, sent.qos, sent.retain, sent.properties, expires_s, identifiers)
             message.origin = found.origin
-            if not sent.qos:
-                raise ValueError("a message with QoS 0")
-            self._follow(packet, message)
+            if not sent.qos or not isinstance(packet["id"], str):
+                raise ValueError("a message with QoS 0, or no client id")
         except (ValueError, TypeError, KeyError, RecursionError):
             raise _malformed() from None
+        self._streams.in_order(lambda: self._follow_numbered(packet, message, found))
+
+    def _follow_numbered(self, packet: Json, message: Message, found: Numbered) -> None:
+        """Add a message to a session, and save its number: those before it in the stream are delivered."""
+        self._follow(packet, message)
         devices = self._state.broker.devices
         if devices.ledger is not None:
             devices.ledger.touch((found.stream, found.number))
@@ -505,6 +513,9 @@ class SessionMoves:
             size += message.size_bytes + MESSAGE_BYTES
             if size >= PORTION_BYTES:
                 break
+        for message in (*device.in_flight.values(), *handed):
+            if message is not None and not message.origin:  # it was sent to no other node; now two may have it
+                message.origin = devices.arrivals.new_origin(1, message.qos) | CHOSEN
         record["waiting"] = record["waiting"][: len(handed)]
         device.will = None
         self._leaving[client_id] = leaving = _Leaving(node, device, handed, broker.clock() + LEAVING_S)
@@ -594,7 +605,8 @@ class SessionMoves:
 
     def _end_after_messages(self, leaving: _Leaving) -> Iterator[None]:
         yield from self._send_waiting(leaving)
-        if leaving.device.waiting and self._leaving.get(leaving.device.client_id) is leaving:
+        is_open = leaving.stream is not None or not leaving.node.gone
+        if leaving.device.waiting and is_open and self._leaving.get(leaving.device.client_id) is leaving:
             later = partial(run_in_background, self._end_after_messages(leaving))
             self._state.broker.call_later(LATE_S, later)
             return
@@ -672,7 +684,8 @@ class SessionMoves:
         broker = self._state.broker
         if self._leaving.get(client_id) is not leaving:
             return
-        if self._lost.nodes:
+        is_unconfirmed = not (leaving.is_done or leaving.node.gone) and broker.clock() < leaving.begun_s + CONFIRM_S
+        if self._lost.nodes or is_unconfirmed:
             leaving.until_s = broker.clock() + LEAVING_S
         if broker.clock() < leaving.until_s - TIMER_TOLERANCE_S:
             broker.call_later(LEAVING_S, lambda: self._end_if_due(client_id, leaving))

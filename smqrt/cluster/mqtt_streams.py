@@ -15,12 +15,13 @@ A stream belongs to one sending process and to the sessions of one receiver.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from smqrt.broker.mqtt.arrivals import AGAIN, Arrivals, KnownNode
+from smqrt.broker.mqtt.arrivals import AGAIN, MAX_STREAMS, Arrivals, KnownNode, set_bounded
 from smqrt.broker.mqtt.messages import Mark, Message, MqttBatch
 from smqrt.broker.mqtt.publishing import FRAME_PAYLOAD_BYTES
 from smqrt.broker.outbox import BLOCKED, Drop, ahead, run_in_background
@@ -44,6 +45,8 @@ MAX_EXPECTED = 32
 """Hubs that a process expects when it starts with the sessions of another one."""
 SENT_WAIT_S = 1.0
 """The maximum time for which publishers wait until a link takes their messages."""
+MAX_DECLINED = 1000
+"""Declined messages of a stream that are remembered."""
 KEPT = Limit("cluster_kept", "cluster.kept_bytes", "messages for other nodes are dropped, the oldest first")
 
 
@@ -201,9 +204,10 @@ class MessageStream:
     def take_declined(self, number: int) -> Entry | None:
         """Remove and return messages whose shared subscription the receiver does not have."""
         for entries in (self._sent, self._waiting):
-            entry = next((one for one in entries if one.number == number), None)
-            if entry is not None:
-                entries.remove(entry)
+            at = bisect_left(entries, number, key=lambda one: one.number)
+            if at < len(entries) and entries[at].number == number:
+                entry = entries[at]
+                del entries[at]
                 self._sent_bytes -= entry.size_bytes if entries is self._sent else 0
                 self._forget(entry)
                 return entry
@@ -280,6 +284,8 @@ class MqttStreams:
         self._unacknowledged: dict[tuple[RemoteNode, int], None] = {}
         self._senders: dict[int, RemoteNode] = {}
         """The node that has sent the last messages of each stream."""
+        self._declined: dict[int, deque[int]] = {}
+        """The last messages of each stream that were declined: the sender may have lost the link before it knew."""
         self._publishers: list[BrokerPeer] = []
         self.on_caught_up: Callable[[], object] = lambda: None
         self._behind: dict[RemoteNode, tuple[int, int] | None] = {}
@@ -410,6 +416,8 @@ class MqttStreams:
         if stream is None:
             return
         node.stream, stream.node_number = stream, node.number
+        self._caught_up(before)
+        self._senders = {one: sender for one, sender in self._senders.items() if sender is not before}
         stream.follow(node.send_queue)
         if fresh is not None and fresh is not stream:
             self.end(fresh)
@@ -431,6 +439,7 @@ class MqttStreams:
             send()
         elif batch.is_delivered:  # before its publisher gets PUBREC, which waits behind the batch
             ledger.hold(send)
+            ledger.wake()
         else:
             ledger.forward(batch, send)
 
@@ -485,6 +494,9 @@ class MqttStreams:
         sender = self._senders.get(stream)
         if sender is None or sender.gone or sender.send_queue.version < cluster_mqtt.SESSION_VERSION:
             return False
+        if stream not in self._declined:
+            set_bounded(self._declined, stream, deque(maxlen=MAX_DECLINED), MAX_STREAMS)
+        self._declined[stream].append(number)
         sender.send_queue.send([cluster_mqtt.position(LinkType.DECLINED, stream, number)])
         ahead[sender.send_queue] = None  # before their number is saved: then a crash of this process loses nothing
         return True
@@ -528,6 +540,8 @@ class MqttStreams:
     def on_continue(self, node: RemoteNode, packet: bytes) -> None:
         """Process Continue."""
         stream, last = cluster_mqtt.parse_position(packet)
+        for number in self._declined.get(stream, ()):
+            node.send_queue.send([cluster_mqtt.position(LinkType.DECLINED, stream, number)])
         self._acknowledge_later(node, stream)
         arrivals = self._arrivals
         if arrivals is None or last <= arrivals.numbers.get(stream, 0):
@@ -541,7 +555,7 @@ class MqttStreams:
         if node.is_held or arrivals is None:
             return False
         self._acknowledge_later(node, found.stream)
-        self._senders[found.stream] = node
+        set_bounded(self._senders, found.stream, node, MAX_STREAMS)
         is_new = arrivals.take(found.stream, found.number)
         expected = self._behind.get(node)
         if expected is not None and expected[0] == found.stream and found.number >= expected[1]:
@@ -577,16 +591,24 @@ class MqttStreams:
         self.when_saved(lambda: _send(answers))
         yield
 
+    def in_order(self, call: Callable[[], object]) -> None:
+        """Call a function when the batches are delivered that have arrived until now."""
+        devices = self._state.broker.devices
+        if devices.is_delivering:
+            mark = Acknowledgement()
+            mark.send = call
+            devices.put(mark)
+        else:
+            call()
+
     def when_saved(self, call: Callable[[], object]) -> None:
         """Call a function when the sessions have what has arrived until now, and with `persist` the file."""
         devices = self._state.broker.devices
         ledger = devices.ledger if devices is not None else None
         if ledger is not None and ledger.waits:
             ledger.barrier().answers.append((_Answer(call), b""))
-        elif devices is not None and devices.is_delivering:
-            mark = Acknowledgement()
-            mark.send = call
-            devices.put(mark)
+        elif devices is not None:
+            self.in_order(call)
         else:
             call()
 

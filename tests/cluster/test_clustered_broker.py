@@ -88,7 +88,7 @@ def test_clients_keep_their_etids_when_the_number_changes(hub: OneHub) -> None:
 
 
 BAD = {
-    "type 3f of another node": b"\x3f",
+    "type 3e of another node": b"\x3e",
     "type  of another node": b"",
     f"connect time is out of range: {MAX_STAMP}": next(
         wire.peers([wire.Announced(5 << LOCAL_BITS | 1, MAX_STAMP, b"uid", b"", b"")])

@@ -508,7 +508,7 @@ def test_another_cluster_name_links_no_node(engine: Engine) -> None:
 
 
 def test_another_version_links_no_node(engine: Engine) -> None:
-    one, other = engine.place("one"), engine.place("other", versions=(4, 5))
+    one, other = engine.place("one"), engine.place("other", versions=(5, 6))
     engine.until(lambda: refused(engine, one, other, Refusal.VERSION), "the refusal")
     assert not one.member.remotes
     assert not other.member.remotes

@@ -8,7 +8,9 @@ from smqrt.broker.mqtt.arrivals import AGAIN, CHOSEN
 from smqrt.broker.mqtt.messages import Message, mqtt_batch
 from smqrt.broker.outbox import Drop
 from smqrt.broker.routes import destination
+from smqrt.broker.topics import HubLimits
 from smqrt.cluster import mqtt_sessions, mqtt_streams
+from smqrt.cluster.mqtt_sessions import SessionMoves
 from smqrt.errors import ProtocolError
 from smqrt.wire import cluster_mqtt
 from smqrt.wire.cluster_mqtt import Numbered, WireMessages
@@ -370,10 +372,78 @@ def test_a_group_that_begins_before_the_delivery_gets_a_message_once(qos: int) -
 def test_a_group_that_ends_before_the_delivery_does_not_lose_a_message(qos: int) -> None:
     cluster = MqttCluster()
     cluster.hubs[0].client("plain", "job/1")
-    near, _ = cluster.hubs[0].client("near", GROUP, qos=qos)
+    near, ear = cluster.hubs[0].client("near", GROUP, qos=qos)
     _, far = cluster.hubs[1].client("far", GROUP, qos=qos)
     cluster.settle()
     publish_only(cluster.hubs[0], b"1", qos)
     cluster.hubs[0].devices.unsubscribe(near, GROUP)
     cluster.settle()
-    assert far.take() == [b"1"]
+    assert ear.take() + far.take() == [b"1"]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_message_does_not_circle_when_a_node_may_create_no_topics(qos: int) -> None:
+    cluster = MqttCluster()
+    _, ear = cluster.hubs[1].client("worker", "$share/g/#", qos=qos)
+    cluster.settle()
+    cluster.hubs[1].broker.limits = HubLimits(names=0)
+    cluster.publish(0, b"job/1", b"x", qos=qos)
+    assert ear.take() == []
+    assert cluster.hubs[1].broker.stats.drops[Drop.UNROUTED] == 1
+
+
+def test_messages_are_returned_again_when_the_link_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = MqttCluster(3)
+    leaving, _ = cluster.hubs[1].client("leaving", GROUP, qos=1)
+    staying, _ = cluster.hubs[2].client("staying", GROUP, qos=1)
+    cluster.hubs[2].devices.left(staying)
+    cluster.settle()
+    to_publisher = next(one for one in cluster.members[1].remotes if one.number == 1).send_queue
+    send = type(to_publisher).send
+    with monkeypatch.context() as lost:
+        lost.setattr(
+            type(to_publisher), "send", lambda self, batches: None if self is to_publisher else send(self, batches)
+        )
+        cluster.hubs[0].publish(b"job/1", b"1", qos=1)
+        cluster.hubs[1].devices.unsubscribe(leaving, GROUP)
+        cluster.settle()
+    assert not staying.waiting
+    cluster.cut(0, 1)
+    cluster.heal(0, 1)
+    cluster.hubs[0].tick(3)
+    cluster.settle()
+    assert [one.payload for one in staying.waiting] == [b"1"]
+
+
+def test_a_clean_start_forgets_that_a_session_was_handed_over() -> None:
+    cluster = MqttCluster(2)
+    cluster.members[0].sessions.transit_s = 60.0
+    Device(cluster, 0, "worker", qos=1).subscribe(GROUP).lost()
+    Device(cluster, 1, "worker", qos=1)
+    assert "worker" in cluster.members[0].sessions._leaving
+    fresh = Device(cluster, 0, "worker", clean=True).subscribe("a")
+    assert not cluster.members[0].sessions._leaving
+    fresh.lost()
+    moved = Device(cluster, 1, "worker", qos=1)
+    assert moved.is_kept
+    cluster.publish(0, b"a", b"1", qos=1)
+    assert moved.take() == [b"1"]
+
+
+def test_a_message_without_an_id_is_not_doubled_when_a_hand_over_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = MqttCluster()
+    Device(cluster, 0, "reader", qos=2).subscribe("a").lost()
+    cluster.publish(0, b"a", b"x", qos=2)
+    assert cluster.hubs[0].devices.sessions["reader"].waiting[0].origin == 0
+    send = SessionMoves._send
+    monkeypatch.setattr(
+        SessionMoves, "_send", lambda self, node, kind, **fields: kind != "done" and send(self, node, kind, **fields)
+    )
+    reader = Device(cluster, 1, "reader", qos=2)
+    assert reader.is_kept
+    cluster.cut(0, 1)
+    cluster.heal(0, 1)
+    assert reader.take() == [b"x"]
+    assert "reader" not in cluster.hubs[0].devices.sessions

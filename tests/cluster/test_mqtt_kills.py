@@ -306,9 +306,13 @@ def test_messages_that_are_published_before_the_links_are_back_reach_groups(qos:
     cluster.write(0)
     publisher.settle()
     assert publisher.acknowledged == [7]
+    if qos == 2:
+        publisher.inner.feed(encode_acknowledgement(PacketType.PUBREL, 7, 5))
+        cluster.write(0)
     cluster.heal(0, 1)
     for at in (0, 1, 0):
         cluster.write(at)
+    assert not cluster.hubs[0].devices.sessions["writer"].unreleased, "the identifier is free"
     assert waiting(cluster, 1, "worker1") == [b"x"]
     assert waiting(cluster, 1, "worker2") == ([] if has_other else [b"x"]), "its group has a client here"
 

@@ -153,8 +153,8 @@ def test_a_proof_covers_key_direction_and_both_hellos(key: bytes, connects: bool
 
 def test_packet_types_keep_their_numbers() -> None:
     """Nodes of two versions talk to each other while a cluster is upgraded."""
-    # From 0x60 on are the packets of the link; so the type after 0x5F is 0x40.
-    assert [kind.value for kind in LinkType] == [*range(0x41, 0x60), 0x40]
+    # From 0x60 on are the packets of the link; so the types after 0x5F are 0x40 and 0x3F.
+    assert [kind.value for kind in LinkType] == [*range(0x41, 0x60), 0x40, 0x3F]
     some = [LinkType.INTEREST, LinkType.NUMBERED, LinkType.END, LinkType.PRESSED, LinkType.ONCE]
     assert some == [0x41, 0x43, 0x4B, 0x50, 0x52]
     assert sorted(kind.value for kind in Packet) == list(range(0x60, 0x60 + len(Packet)))
@@ -215,7 +215,7 @@ def test_packets_of_a_link_have_fixed_bytes() -> None:
     assert list(cluster_packets.etids([1, 2])) == [b"\x46\0\0\0\1\0\0\0\2"]
     peer = Announced(1, 2, b"u", b"info", b"joe")
     assert list(cluster_packets.peers([peer])) == [b"\x45\0\0\0\1" + bytes(7) + b"\2\1u\0\4info\3joe"]
-    assert (cluster_packets.OLDEST_VERSION, cluster_packets.VERSION) == (1, 3)
+    assert (cluster_packets.OLDEST_VERSION, cluster_packets.VERSION) == (1, 4)
     assert [code.value for code in Refusal] == list(range(1, 7))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+Value = TypeVar("Value")
 MAX_STREAMS = 1024
 """Streams, and hubs with messages, that are remembered; beyond, the one that was used least recently is forgotten."""
 MAX_KNOWN = 50_000
@@ -47,7 +48,8 @@ class Arrivals:
         numbers: the last number of each stream, by stream; the least recently used first.
         last_origin: the number of ids that were given since the start.
         nodes: identities of other hubs of the cluster, which are saved: a hub that starts again knows them.
-        delivered: the last id that was delivered here, by class, see `class_of`: the ids of a class arrive in order.
+        delivered: the last id that was delivered here, by class, see `class_of`: the ids of a class arrive in
+            order, but for those of messages that are repeated after a crash.
     """
 
     __slots__ = ("_known", "delivered", "identity", "last_origin", "nodes", "numbers", "start")
@@ -66,12 +68,13 @@ class Arrivals:
         """Return whether a number of a stream is new; then it is the last one that has arrived."""
         if number <= self.numbers.get(stream, 0):
             return False
-        _set_bounded(self.numbers, stream, number, MAX_STREAMS)
+        set_bounded(self.numbers, stream, number, MAX_STREAMS)
         return True
 
     def note_delivered(self, origin: int) -> None:
         """Record that the message with an id was delivered to its subscribers here."""
-        _set_bounded(self.delivered, class_of(origin), origin, MAX_STREAMS)
+        last = max(origin, self.delivered.get(class_of(origin), 0))  # a repeated message has an earlier id
+        set_bounded(self.delivered, class_of(origin), last, MAX_STREAMS)
 
     # ---- ids of messages
 
@@ -93,7 +96,7 @@ class Arrivals:
     def know(self, origins: Iterable[int], group: bytes = b"") -> None:
         """Remember ids of messages with QoS 2 that this hub has got, perhaps for a shared subscription."""
         for one in origins:
-            _set_bounded(self._known, hash((one, group)), None, MAX_KNOWN)
+            set_bounded(self._known, hash((one, group)), None, MAX_KNOWN)
 
     def knows(self, origin: int, group: bytes = b"") -> bool:
         """Return whether this hub has got the message with QoS 2 with an id, see `know`."""
@@ -121,9 +124,9 @@ class Arrivals:
             self.note_delivered(int.from_bytes(raw, "big"))
 
 
-def _set_bounded(of: dict[int, int] | dict[int, None], key: int, value: int | None, limit: int) -> None:
+def set_bounded(of: dict[int, Value], key: int, value: Value, limit: int) -> None:
     """Set a value as the newest one; the oldest one is removed above the limit."""
     of.pop(key, None)
-    of[key] = value  # type: ignore[assignment]
+    of[key] = value
     if len(of) > limit:
         del of[next(iter(of))]

@@ -379,7 +379,8 @@ class Devices(DeliveryQueue):
             self._send_to_one(topic, batch)
             yield
         elif isinstance(batch, ArrivedBatch) and batch.group == OTHER_GROUPS:
-            yield from self.broker.cluster.mqtt.send_to_groups(topic.name, batch, None) if self.broker.cluster else ()
+            if self.broker.cluster is not None:
+                yield from self.broker.cluster.mqtt.send_to_groups(topic.name, batch, (), True)
         elif (found := self.by_topic.get(topic)) is None:
             if isinstance(batch, ArrivedBatch) and batch.group:
                 forward(self, batch.group, topic.name, batch)
@@ -389,7 +390,7 @@ class Devices(DeliveryQueue):
             if self.ledger is not None and isinstance(batch, MqttBatch) and batch.qos:
                 self._save_received(self.ledger, batch, found)
             yield from self.deliver_run(self.run(topic.name, topic.key, batch), found)
-            if isinstance(batch, MqttBatch) and batch.qos and batch.origin:
+            if isinstance(batch, MqttBatch) and batch.qos and batch.origin and not batch.group:
                 self.arrivals.note_delivered(batch.origin + self._count(batch) - 1)
 
     def _send_to_groups(self, name: bytes, batch: bytes, own: Iterable[Group]) -> Iterator[None]:
