@@ -40,7 +40,7 @@ mqttc = require"mqttc".create("127.0.0.1", ignore, {port = 1})
 mqtt3c = require"mqtt3c".create("127.0.0.1", ignore, {port = 1})
 mqttbroker = require"mqttbroker".create(0)
 mqttlocal = require"mqttbroker".create(0):createClient(ignore)
-mtl = links
+mtl = with_channel()
 channel = links:open(unique(), print, print)
 conn = require"smq.conn".create(links)
 cluster = require"smq.cluster".create(require"smq.hub".create(), links, {name = unique()})

@@ -21,10 +21,11 @@ PREPARE = """<?lsp
 local key = ba.create.key()
 audit.listener = ba.socket.bind(0, {intf = "127.0.0.1"}) -- not of the page, whose variables end with it
 audit.request = request
-local names = 0
+local names, links, kept = 0, require"smq.mtl".create("secret"), {} -- a channel that is collected is closed
 audit.prepare(which, group, calls, named, makers_text, another, {
   ignore = function() end, unique = function() names = names + 1 return "n" .. names end,
-  links = require"smq.mtl".create("secret"), listening = select(2, audit.listener:sockname()),
+  with_channel = function() kept[#kept + 1] = links:open("5", print, print) return links end,
+  links = links, listening = select(2, audit.listener:sockname()),
   key = key, csr = ba.create.csr(key, {commonname = "x"}),
   public = {x = ba.crypto.keyparams(key), y = select(2, ba.crypto.keyparams(key))},
 })
