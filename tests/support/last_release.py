@@ -30,7 +30,7 @@ LEFT_OUT = (
         "self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS, SIBLINGS, SUCCESSION)",
         "self.abilities = ()",
     ),
-    ("wire/cluster_packets.py", "OLDEST_VERSION, VERSION = 1, 3", "OLDEST_VERSION, VERSION = 1, 1"),
+    ("wire/cluster_packets.py", "OLDEST_VERSION, VERSION = 1, 4", "OLDEST_VERSION, VERSION = 1, 1"),
     ("smq/persist_file.py", '(?, ?, ?, ?)", stamps)', '(?, ?, ?, ?)", [])'),
 )
 """Of the tree where it stands for the last release: in which file what is replaced, and by what."""
