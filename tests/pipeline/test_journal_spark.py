@@ -63,10 +63,11 @@ def test_an_interrupt_ends_the_question(asked: Spark, spark: Any) -> None:
     slow = "select count(*) from messages a, messages b, range(1000) where hash(a.seq, b.seq, id) = 7"
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(asked.run, slow)
-        while not spark.sparkContext.statusTracker().getActiveStageIds():
+        tracker = spark.sparkContext.statusTracker()
+        while not (tracker.getActiveStageIds() and asked.share() < 1):  # a stage before the long one may have ended
             assert not running.done()
             time.sleep(0.01)
-        assert 0 <= asked.share() < 1
+        assert asked.share() >= 0
         asked.cancel()
         with pytest.raises(PipelineError, match="cancel"):
             running.result(60)
