@@ -250,6 +250,8 @@
         }
     };
     addEventListener("resize", reachable);
+    // a table has no width before it comes near the screen, see manual.css
+    addEventListener("contentvisibilityautostatechange", () => requestAnimationFrame(reachable), true);
     reachable();
 
     // ---- the list of pages, scrolled to the current page
