@@ -14,7 +14,8 @@ MAX_PORTIONS = 100
 
 
 MAX_KNOWN_GROUPS = 200_000
-"""Shared subscriptions of topics that are remembered."""
+"""Shared subscriptions of topics that are remembered; the name of a topic counts as one for each `NAME_BYTES`."""
+NAME_BYTES = 50
 
 
 class RemoteGroup:
@@ -60,7 +61,7 @@ class RemoteFilters:
         """Those with shared subscriptions: a search for these passes no other filters."""
         self._known: dict[bytes, list[RemoteGroup]] = {}
         """Results of `groups`, until a shared subscription begins or ends."""
-        self._known_count = self._changes = 0
+        self._known_count = self._changes = self._group_count = 0
         self._counts: Counter[int] = Counter()
         """The number of filters of each node, by its bit, without those of shared subscriptions."""
 
@@ -90,12 +91,14 @@ class RemoteFilters:
             shared = found.groups.get(text)
             if shared is None:
                 shared = found.groups[text] = RemoteGroup(text)
+                self._group_count += 1
                 self._changed()
                 self._shared.set(wanted_filter, found)
             shared.connected = _with(shared.connected, bit, wanted & Wanted.CONNECTED)
             shared.offline = _with(shared.offline, bit, wanted & Wanted.OFFLINE)
             if not shared.connected | shared.offline:
                 del found.groups[text]
+                self._group_count -= 1
                 self._changed()
                 if not found.groups:
                     self._shared.remove(wanted_filter)
@@ -135,7 +138,7 @@ class RemoteFilters:
 
     def groups(self, name: bytes) -> Generator[None, None, list[RemoteGroup]]:
         """Return the shared subscriptions that match a topic, found in portions."""
-        if name in self._known or not self._by_filter:
+        if name in self._known or not self._group_count:
             return self._known.get(name, [])
         found, changes = list[RemoteGroup](), self._changes
         for one in self._search(name):
@@ -149,7 +152,7 @@ class RemoteFilters:
 
     def has_groups(self, name: bytes) -> bool:
         """Return whether shared subscriptions match a topic; true if that takes long to find out."""
-        if not self._by_filter:
+        if not self._group_count:
             return False
         if name in self._known:
             return bool(self._known[name])
@@ -169,7 +172,7 @@ class RemoteFilters:
         if self._known_count > MAX_KNOWN_GROUPS:
             self._forget()
         self._known[name] = found
-        self._known_count += len(found) + 1
+        self._known_count += len(found) + 1 + len(name) // NAME_BYTES
 
     def _forget(self) -> None:
         self._known.clear()

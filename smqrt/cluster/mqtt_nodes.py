@@ -40,7 +40,7 @@ FILTER_BYTES = 400
 GROUP_BYTES = 100
 """The approximate memory for a shared subscription in a set."""
 GROUP_TRIES, GROUP_TRY_S = 5, 0.5
-"""How often, and after which time, a hub looks for a client of a shared subscription that has left another node."""
+"""The number of times, and the seconds between two, that a hub looks for a client of a group that has left a node."""
 PORTION_ITEMS = 64
 """Filters that one background step of a snapshot sends."""
 FILTERS = Limit("cluster_filters", "", f"a node has more than {MAX_FILTERS} filters, and gets all messages from now on")

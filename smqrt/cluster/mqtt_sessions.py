@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.mqtt.arrivals import CHOSEN, class_of, prefix_of
+from smqrt.broker.mqtt.arrivals import CHOSEN, class_of, prefix_of, set_bounded
 from smqrt.broker.mqtt.client_ids import UID_PREFIX, uid_of
 from smqrt.broker.mqtt.device import NEVER_S, Device
 from smqrt.broker.mqtt.devices import SELF
@@ -89,13 +89,12 @@ class _Move:
         self.result: Deferred[bool] = Deferred()
 
 
-def _set_bounded(of: dict[str, None], key: str, is_set: bool) -> None:
-    """Add a key to those that are remembered, or remove it; above `MAX_UNSURE`, the oldest one is forgotten."""
-    of.pop(key, None)
+def _remember(of: dict[str, None], client_id: str, is_set: bool) -> None:
+    """Add a client id to those that are remembered, or remove it."""
     if is_set:
-        of[key] = None
-        if len(of) > MAX_UNSURE:
-            del of[next(iter(of))]
+        set_bounded(of, client_id, None, MAX_UNSURE)
+    else:
+        of.pop(client_id, None)
 
 
 def _messages(device: Device) -> list[Message]:
@@ -186,7 +185,7 @@ class SessionMoves:
         asked, broker = self._nodes.asked(), self._state.broker
         self._remember(client_id, is_clean, self._nodes.has_lost)
         has_own = self._has_own(client_id)
-        _set_bounded(self._doubtful, client_id, self._nodes.has_lost and not (is_clean or has_own))
+        _remember(self._doubtful, client_id, self._nodes.has_lost and not (is_clean or has_own))
         lost = [] if is_clean or has_own else self._returning()
         if not asked and not lost:
             return True
@@ -244,7 +243,7 @@ class SessionMoves:
     def _remember(self, client_id: str, is_clean: bool, is_unsure: bool) -> None:
         """Remember whether a node that could not be asked may have messages for a client."""
         if is_clean or is_unsure:
-            _set_bounded(self._unsure, client_id, not is_clean)
+            _remember(self._unsure, client_id, not is_clean)
 
     def is_doubtful(self, client_id: str) -> bool:
         """See `ClusterMqtt`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 MAX_STREAMS = 1024
 """Streams, and hubs with messages, that are remembered; beyond, the one that was used least recently is forgotten."""
@@ -124,7 +125,7 @@ class Arrivals:
             self.note_delivered(int.from_bytes(raw, "big"))
 
 
-def set_bounded(of: dict[int, Value], key: int, value: Value, limit: int) -> None:
+def set_bounded(of: dict[Key, Value], key: Key, value: Value, limit: int) -> None:
     """Set a value as the newest one; the oldest one is removed above the limit."""
     of.pop(key, None)
     of[key] = value
