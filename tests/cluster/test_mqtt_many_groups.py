@@ -115,3 +115,18 @@ def test_the_groups_of_few_topics_are_remembered(monkeypatch: pytest.MonkeyPatch
     assert list(known) == [b"a/2", b"a/3"]
     cluster.publish(0, b"a/3", b"x")
     assert list(known) == [b"a/2", b"a/3"]
+
+
+def test_names_of_topics_are_not_remembered_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = MqttCluster()
+    cluster.hubs[1].client("plain", "#")
+    cluster.settle()
+    filters = cluster.members[0].mqtt.filters
+    assert not filters.has_groups(b"a")
+    assert not filters._known, "there are no shared subscriptions"
+    cluster.hubs[1].client("shared", "$share/g/b")
+    cluster.settle()
+    monkeypatch.setattr(mqtt_filters, "MAX_KNOWN_GROUPS", 2500)
+    for number in range(10):
+        assert not filters.has_groups(b"%d" % number + b"x" * 50_000)
+    assert len(filters._known) <= 3
